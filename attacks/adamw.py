@@ -7,7 +7,8 @@ epsilon, to some percent a thousand times above it, and from some size on by its
 
 Of several steps the same holds where one of them alone has a gradient, or each the same: how far a weight moved is then
 a function of that gradient, which grows with it. Gradients of an honest server's weights are mostly too large, and
-those of every step others. A server that sends weights of its own making can have both (``server.modifications``).
+those of every step others. A server that sends weights of its own making can have both
+(``fedmjp.server.modifications``).
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from attacks import ATTACKS
-from attacks.base import Progress
-from attacks.stages import TENSORS, Stage, reassembled, unstaged
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.base import Progress
+from fedmjp.attacks.stages import TENSORS, Stage, reassembled, unstaged
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Disclosure, Reconstruction, Upload

@@ -6,10 +6,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attacks.base import on_device
-from attacks.closed_form import ClosedForm, Oracle, Solution, System, stacked
-from attacks.linear_systems import Gaussian, minimum_norm, posterior_mean
-from attacks.natural_patches import natural_inputs, prior_refusal
+from fedmjp.attacks.base import on_device
+from fedmjp.attacks.closed_form import ClosedForm, Oracle, Solution, System, stacked
+from fedmjp.attacks.linear_systems import Gaussian, minimum_norm, posterior_mean
+from fedmjp.attacks.natural_patches import natural_inputs, prior_refusal
 from fedmjp.models import names
 from fedmjp.models.april import AprilBlock
 from fedmjp.models.classifier import VitClassifier

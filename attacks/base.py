@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from attacks.adamw import adamw_refusal, as_gradient, gradient_behind
-from attacks.kinds import Reveals, Role
 from fedmjp.arithmetic import computing
+from fedmjp.attacks.adamw import adamw_refusal, as_gradient, gradient_behind
+from fedmjp.attacks.kinds import Reveals, Role
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.defences.pipeline import Pipeline
@@ -52,10 +52,10 @@ class Attack(ABC, Generic[Model, Made]):
     - ``takes_sums``: whether it can be given an upload that is a sum over several clients;
     - ``any_steps``: whether it reads weight deltas whatever SGD's steps were;
     - ``reads_signs``: whether signs of a gradient are enough, as a step of AdamW shows them; the sizes of its entries
-      are told where they are small (``attacks.adamw``);
+      are told where they are small (``fedmjp.attacks.adamw``);
     - ``needs_network``: whether it needs a ``VitClassifier``; the others, an ``Attack[Entrance]``, take
       users' own models too (``fedmjp.models.adopt``);
-    - ``uses_natural_patches``: whether it uses the prior of ``attacks.natural_patches``, whose pictures must
+    - ``uses_natural_patches``: whether it uses the prior of ``fedmjp.attacks.natural_patches``, whose pictures must
       not be attacked.
 
     An attack is made with values for ``options_type``; ``ConfigError`` says which are wrong. ``on_progress``

@@ -32,11 +32,11 @@ from omegaconf import OmegaConf
 from pydantic import ConfigDict, Field
 from torch import Generator, nn
 
-from attacks.breaching_case import PREFIX, case_of
-from attacks.breaching_watch import CarriedError, Watch, listening
-from attacks.labels import labels_of
-from attacks.one_by_one import OneByOne
-from attacks.token_gradients import positions_refusal
+from fedmjp.attacks.breaching_case import PREFIX, case_of
+from fedmjp.attacks.breaching_watch import CarriedError, Watch, listening
+from fedmjp.attacks.labels import labels_of
+from fedmjp.attacks.one_by_one import OneByOne
+from fedmjp.attacks.token_gradients import positions_refusal
 from fedmjp.config import Config
 from fedmjp.errors import AttackFailedError, ConfigError, suggestion
 from fedmjp.models.april import AprilBlock

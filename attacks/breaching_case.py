@@ -8,7 +8,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from attacks.matching_gradients import twice_differentiable
+from fedmjp.attacks.matching_gradients import twice_differentiable
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel

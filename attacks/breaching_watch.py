@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.base import Progress
+from fedmjp.attacks.base import Progress
 
 
 class CarriedError(BaseException):

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from attacks.base import Attack
-from attacks.grey import LEVEL
+from fedmjp.attacks.base import Attack
+from fedmjp.attacks.grey import LEVEL
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.inference import evaluated
 from fedmjp.records import Features, Upload

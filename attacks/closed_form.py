@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.base import Attack, Model, picture
-from attacks.token_gradients import (
+from fedmjp.attacks.base import Attack, Model, picture
+from fedmjp.attacks.token_gradients import (
     ReadingOptions,
     TokenGradients,
     oracle_token_gradients,

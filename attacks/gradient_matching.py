@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from attacks import ATTACKS
-from attacks.base import Attack, showing_pictures
-from attacks.gradient_search import Found, GradientSearch, OnStep, Searcher, share_used
-from attacks.matching_gradients import Comparison
-from attacks.matching_loss import ALL, NOISE, TINY, GradientMatchingOptions, Job, Loss, patch_prior
-from attacks.natural_patches import prior_refusal
-from attacks.replay import LossOf, replayed
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.base import Attack, showing_pictures
+from fedmjp.attacks.gradient_search import Found, GradientSearch, OnStep, Searcher, share_used
+from fedmjp.attacks.matching_gradients import Comparison
+from fedmjp.attacks.matching_loss import ALL, NOISE, TINY, GradientMatchingOptions, Job, Loss, patch_prior
+from fedmjp.attacks.natural_patches import prior_refusal
+from fedmjp.attacks.replay import LossOf, replayed
 from fedmjp.errors import ConfigError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from attacks.base import Attack
-from attacks.labels import labels_of, mean_gradient
-from attacks.mask import mask_refusal, read_mask
-from attacks.matching_gradients import Comparison, PerCandidateGradients, SimulatedSteps, unmatchable
-from attacks.matching_loss import Job
-from attacks.token_gradients import positions_refusal
 from fedmjp.arithmetic import computing
+from fedmjp.attacks.base import Attack
+from fedmjp.attacks.labels import labels_of, mean_gradient
+from fedmjp.attacks.mask import mask_refusal, read_mask
+from fedmjp.attacks.matching_gradients import Comparison, PerCandidateGradients, SimulatedSteps, unmatchable
+from fedmjp.attacks.matching_loss import Job
+from fedmjp.attacks.token_gradients import positions_refusal
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, suggestion
 from fedmjp.models import names
@@ -53,7 +53,7 @@ class GradientSearch(Attack):
     one picture the mask is read, and the candidate is run with it: what is searched is then the shuffled picture.
     Masks of a batch cannot be told apart, and some defences hide the mask for good: candidates are then run without.
 
-    ``options_type`` is a subclass of ``attacks.matching_loss.SearchOptions``.
+    ``options_type`` is a subclass of ``fedmjp.attacks.matching_loss.SearchOptions``.
     """
 
     stack = 4

@@ -8,10 +8,10 @@ import torch
 from pydantic import Field
 from torch import Generator, Tensor
 
-from attacks.batch_norm_prior import batch_norm_prior, file_refusal
-from attacks.gradient_search import Found, GradientSearch, OnStep, Searcher, share_used
-from attacks.matching_gradients import Candidates, Comparison
-from attacks.matching_loss import Job, SearchOptions, patch_seams
+from fedmjp.attacks.batch_norm_prior import batch_norm_prior, file_refusal
+from fedmjp.attacks.gradient_search import Found, GradientSearch, OnStep, Searcher, share_used
+from fedmjp.attacks.matching_gradients import Candidates, Comparison
+from fedmjp.attacks.matching_loss import Job, SearchOptions, patch_seams
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from attacks.base import Attack
+from fedmjp.attacks.base import Attack
 from fedmjp.models.entrance import Entrance
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel

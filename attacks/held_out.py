@@ -6,8 +6,8 @@ reported of any attack leaves them out.
 
 from pathlib import Path
 
-from attacks.natural_patches import measured_on
-from attacks.picture_lists import holds
+from fedmjp.attacks.natural_patches import measured_on
+from fedmjp.attacks.picture_lists import holds
 
 DEVELOPMENT = Path(__file__).with_name("development.json")
 

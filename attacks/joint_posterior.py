@@ -3,7 +3,7 @@
 D gets a normal prior whose covariance between patches is learned, X that of natural pictures. D is integrated out:
 given X, each row of G is one normal observation whose covariance holds what is not known of D. Gauss-Newton steps
 on X alternate with the posterior of D, which is linear. Where entries are known between bounds
-(``attacks.entries``), these are replaced by observations anew in every round.
+(``fedmjp.attacks.entries``), these are replaced by observations anew in every round.
 
 Noise that is assumed besides falls from round to round: with little of it at first, the nearest of many pictures that
 fit would be settled on. Where entries are bounds, some of G are held out, and the round that predicts these best is
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.entries import Entries, Observations
-from attacks.mjp.closing import conjugate_gradients
-from attacks.natural_patches import natural_inputs
-from attacks.natural_pictures import NaturalPictures
+from fedmjp.attacks.entries import Entries, Observations
+from fedmjp.attacks.mjp.closing import conjugate_gradients
+from fedmjp.attacks.natural_patches import natural_inputs
+from fedmjp.attacks.natural_pictures import NaturalPictures
 from fedmjp.models.entrance import Entrance
 from fedmjp.patches import from_patches, to_patches
 from fedmjp.seeds import torch_generator

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from attacks.base import on_device
-from attacks.one_by_one import OneByOne
+from fedmjp.attacks.base import on_device
+from fedmjp.attacks.one_by_one import OneByOne
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models import names

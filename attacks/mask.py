@@ -17,7 +17,7 @@ Measured on untrained DeiT-Ti and DeiT-S at 64 and 224 pixels, mask ratios 0.1 t
 import torch
 from torch import Tensor
 
-from attacks.base import on_device
+from fedmjp.attacks.base import on_device
 from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
 from fedmjp.models.entrance import Entrance

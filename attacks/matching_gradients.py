@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacks.gradient_at_tokens import PlainTransformer, is_plain
-from attacks.weight_products import compare, weight_products
+from fedmjp.attacks.gradient_at_tokens import PlainTransformer, is_plain
+from fedmjp.attacks.weight_products import compare, weight_products
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
@@ -85,7 +85,7 @@ class PerCandidateGradients:
     and the weights' gradients need no graph: what the search differentiates is A and B.
 
     Where all that is compared belongs to the embedding of patches and tokens, and the transformer is plain
-    (``attacks.gradient_at_tokens.is_plain``), derivatives that are written out serve; else torch finds them.
+    (``fedmjp.attacks.gradient_at_tokens.is_plain``), derivatives that are written out serve; else torch finds them.
 
     ``matched`` names the parameters whose gradients are compared; the loss has ``label_smoothing``. The model is
     copied, not changed.

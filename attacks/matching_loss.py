@@ -11,8 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attacks.matching_gradients import Agreement, Candidates, Comparison
-from attacks.natural_patches import NaturalPatches
+from fedmjp.attacks.matching_gradients import Agreement, Candidates, Comparison
+from fedmjp.attacks.natural_patches import NaturalPatches
 from fedmjp.config import Config, Names
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier

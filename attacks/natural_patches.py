@@ -3,7 +3,7 @@
 Its covariance depends only on the distance between two pixels and on their channels, as in any collection of pictures
 without a preferred place. A table of it, measured on the 300 ImageNet pictures that ``natural_patches.json`` names,
 ships with fedmjp. None of them may be attacked with it: the engine refuses. ``python -m
-benchmarks.studies.measure_prior`` makes the table.
+fedmjp.benchmarks.studies.measure_prior`` makes the table.
 """
 
 from functools import lru_cache
@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from attacks.linear_systems import Gaussian
-from attacks.picture_lists import holds
+from fedmjp.attacks.linear_systems import Gaussian
+from fedmjp.attacks.picture_lists import holds
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models.entrance import Entrance
 

@@ -1,7 +1,8 @@
 """What whole natural pictures look like: a Gaussian prior for attacks that lay patches side by side.
 
 The energy of a picture is the mean, over all windows of 16 x 16 pixels, of their energies under the statistics of
-``attacks.natural_patches``: (x_w - m)^T S^-1 (x_w - m). S is the same everywhere, so its gradient is a convolution of
+``fedmjp.attacks.natural_patches``: (x_w - m)^T S^-1 (x_w - m). S is the same everywhere, so its gradient is a
+convolution of
 the picture with one short kernel, done by FFT. At the borders the picture goes on as its mirror image.
 """
 
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.natural_patches import ROUNDING_VARIANCE, patch_statistics, size_refusal
+from fedmjp.attacks.natural_patches import ROUNDING_VARIANCE, patch_statistics, size_refusal
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models.entrance import Entrance
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from attacks.base import Attack, Made, Model
+from fedmjp.attacks.base import Attack, Made, Model
 from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from attacks.base import on_device
-from attacks.closed_form import ClosedForm, Oracle, Solution, System, stacked
-from attacks.linear_systems import NEGLIGIBLE, posterior_mean
-from attacks.natural_patches import natural_inputs, prior_refusal
-from attacks.recover import count_refusal, solve_patches
+from fedmjp.attacks.base import on_device
+from fedmjp.attacks.closed_form import ClosedForm, Oracle, Solution, System, stacked
+from fedmjp.attacks.linear_systems import NEGLIGIBLE, posterior_mean
+from fedmjp.attacks.natural_patches import natural_inputs, prior_refusal
+from fedmjp.attacks.recover import count_refusal, solve_patches
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.entrance import Entrance

@@ -7,14 +7,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attacks.base import picture
-from attacks.entries import COARSE, coarse, read_entries, unread
-from attacks.joint_posterior import Equations, PicturePrior, agreement, most_likely
-from attacks.natural_patches import prior_refusal
-from attacks.one_by_one import OneByOne
-from attacks.patch_embedding import PatchEmbedding, PatchEmbeddingWiener
-from attacks.recover import count_refusal
-from attacks.token_gradients import positions_refusal, shown_tokens
+from fedmjp.attacks.base import picture
+from fedmjp.attacks.entries import COARSE, coarse, read_entries, unread
+from fedmjp.attacks.joint_posterior import Equations, PicturePrior, agreement, most_likely
+from fedmjp.attacks.natural_patches import prior_refusal
+from fedmjp.attacks.one_by_one import OneByOne
+from fedmjp.attacks.patch_embedding import PatchEmbedding, PatchEmbeddingWiener
+from fedmjp.attacks.recover import count_refusal
+from fedmjp.attacks.token_gradients import positions_refusal, shown_tokens
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
@@ -37,8 +37,9 @@ class PatchEmbeddingDegraded(OneByOne[Entrance]):
     """Solve G_E = D^T X where each entry of G_E and of D is known as far as the defences leave it known.
 
     Noise and rounding are noise on both sides; what was pruned lies below the smallest entry that was kept; a
-    quantised entry lies within a step of what was sent; signs bound by zero (``attacks.entries``). D and X are
-    estimated together, X under a prior of whole natural pictures (``attacks.joint_posterior``). A clipping factor is on
+    quantised entry lies within a step of what was sent; signs bound by zero (``fedmjp.attacks.entries``). D and X are
+    estimated together, X under a prior of whole natural pictures (``fedmjp.attacks.joint_posterior``). A clipping
+    factor is on
     both sides.
 
     Further uploads of the same picture add their equations: of the same weights as further observations of the same D,

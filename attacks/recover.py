@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from attacks.linear_systems import NEGLIGIBLE, least_squares
-from attacks.token_gradients import TokenGradients, shown_tokens
+from fedmjp.attacks.linear_systems import NEGLIGIBLE, least_squares
+from fedmjp.attacks.token_gradients import TokenGradients, shown_tokens
 from fedmjp.errors import BadInputError
 from fedmjp.models.entrance import channel_values, denormalised
 from fedmjp.models.probing import MOST_PREFIX_TOKENS

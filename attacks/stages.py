@@ -4,10 +4,10 @@ from typing import Any, Literal
 
 import torch
 
-from attacks.base import Attack
-from attacks.mask import mask_refusal, read_mask
-from attacks.reassembly import reassemble
-from attacks.token_gradients import positions_refusal
+from fedmjp.attacks.base import Attack
+from fedmjp.attacks.mask import mask_refusal, read_mask
+from fedmjp.attacks.reassembly import reassemble
+from fedmjp.attacks.token_gradients import positions_refusal
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import from_patches, to_patches

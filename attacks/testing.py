@@ -3,7 +3,7 @@
 In the tests of a package that adds an attack::
 
     import pytest
-    from attacks.testing import CHECKS, Trial
+    from fedmjp.attacks.testing import CHECKS, Trial
 
     @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
     def test_conformance(check):
@@ -22,8 +22,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from attacks import ATTACKS
-from attacks.base import Attack
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.base import Attack
 from fedmjp.config import ModelConfig, UpdateKind
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError

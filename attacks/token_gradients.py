@@ -12,8 +12,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attacks.base import on_device
-from attacks.mask import mask_refusal, read_mask
+from fedmjp.attacks.base import on_device
+from fedmjp.attacks.mask import mask_refusal, read_mask
 from fedmjp.config import Config
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError
 from fedmjp.models import names

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.base import on_device
-from attacks.one_by_one import OneByOne
+from fedmjp.attacks.base import on_device
+from fedmjp.attacks.one_by_one import OneByOne
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
@@ -42,7 +42,7 @@ class Printed:
 
 
 class TokenImprint(OneByOne[VitClassifier]):
-    """Read the tokens that the server of the same name prints (``server.modifications.token_imprint``).
+    """Read the tokens that the server of the same name prints (``fedmjp.server.modifications.token_imprint``).
 
     The gradients of neighbouring rows of the MLPs differ by the tokens between their thresholds: in the weights by
     sum_t s_t h_t, in the biases by sum_t s_t, with h_t the token after LayerNorm and s_t its weight. Their ratio is a

@@ -11,10 +11,10 @@ import pandas as pd
 import typer
 from rich.console import Console
 
-from attacks.held_out import seen_before
-from benchmarks.folder.output import write_json
-from benchmarks.folder.study import keep_rows
 from fedmjp import provenance
+from fedmjp.attacks.held_out import seen_before
+from fedmjp.benchmarks.folder.output import write_json
+from fedmjp.benchmarks.folder.study import keep_rows
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source, select
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def unseen(data: str, count: int, model: ModelConfig, seed: int) -> list[LabelledPicture]:
-    """Draw pictures of a source, in the model's size, that attacks have not seen before (``attacks.held_out``)."""
+    """Draw pictures of a source, in the model's size, that attacks have not seen before."""
     source = open_source(data, size=model.image_size, classes=model.classes)
     chosen = select(source, count, seed=seed, leave_out=seen_before)
     return [chosen.load(entry) for entry in chosen.entries]

@@ -9,9 +9,9 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from clients.consent import Allowed
-from clients.evaluating import evaluate_round
-from clients.training import train_round
+from fedmjp.clients.consent import Allowed
+from fedmjp.clients.evaluating import evaluate_round
+from fedmjp.clients.training import train_round
 from fedmjp.config import RunConfig
 from fedmjp.data.selection import select_for
 from fedmjp.errors import ConfigError, FedmjpError

@@ -2,7 +2,7 @@
 
 from flwr.app import MetricRecord, RecordDict
 
-from clients.training import load_weights, open_split
+from fedmjp.clients.training import load_weights, open_split
 from fedmjp.config import RunConfig
 from fedmjp.errors import DataError
 from fedmjp.learning import Training

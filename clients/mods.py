@@ -19,9 +19,9 @@ from typing import Any, get_args
 from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from clients.budget import Ledger
-from clients.gate.mod import UploadGate
-from clients.replies import Kind, Sent, read_update
+from fedmjp.clients.budget import Ledger
+from fedmjp.clients.gate.mod import UploadGate
+from fedmjp.clients.replies import Kind, Sent, read_update
 from fedmjp.defences import DEFENCES
 from fedmjp.defences.base import Defence
 from fedmjp.defences.local_dp import LocalDp

@@ -15,7 +15,7 @@ from fedmjp.scenario import Scenario
 from fedmjp.training.together import ALONE, Together, joined
 
 if TYPE_CHECKING:
-    from clients.training import LocalTraining
+    from fedmjp.clients.training import LocalTraining
 
 
 def processes_for(scenario: Scenario) -> int:

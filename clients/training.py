@@ -13,8 +13,8 @@ import torch
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
-from clients.consent import Allowed
-from clients.several_gpus import helped, processes_for
+from fedmjp.clients.consent import Allowed
+from fedmjp.clients.several_gpus import helped, processes_for
 from fedmjp.config import RunConfig
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.layout import Split

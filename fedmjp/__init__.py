@@ -9,18 +9,23 @@ The names below are loaded when they are first used: ``import fedmjp`` itself ta
 """
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attacks import ATTACKS
-    from attacks.recover import recover
+    from fedmjp.attacks import ATTACKS
+    from fedmjp.attacks.recover import recover
     from fedmjp.defences import DEFENCES
     from fedmjp.facade import attack, bundled_pictures, score
     from fedmjp.metrics import METRICS
     from fedmjp.models.adopt import adopt
     from fedmjp.models.architectures import ARCHITECTURES as MODELS
+    from fedmjp.modifications import SERVERS
     from fedmjp.scenario import Scenario
-    from fedmjp.servers import SERVERS
+
+if not Path(__file__).with_name("attacks").is_dir():
+    # Flower's bundle skips links: attacks, clients and server lie beside this package there.
+    __path__.append(str(Path(__file__).parents[1]))
 
 __version__ = "0.1.0"
 __all__ = [
@@ -38,16 +43,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ATTACKS": "attacks:ATTACKS",
+    "ATTACKS": "fedmjp.attacks:ATTACKS",
     "DEFENCES": "fedmjp.defences:DEFENCES",
     "METRICS": "fedmjp.metrics:METRICS",
     "MODELS": "fedmjp.models.architectures:ARCHITECTURES",
-    "SERVERS": "fedmjp.servers:SERVERS",
+    "SERVERS": "fedmjp.modifications:SERVERS",
     "Scenario": "fedmjp.scenario:Scenario",
     "adopt": "fedmjp.models.adopt:adopt",
     "attack": "fedmjp.facade:attack",
     "bundled_pictures": "fedmjp.facade:bundled_pictures",
-    "recover": "attacks.recover:recover",
+    "recover": "fedmjp.attacks.recover:recover",
     "score": "fedmjp.facade:score",
 }
 

@@ -64,7 +64,7 @@ def attack(
         AttackNotApplicableError: If the attack cannot exploit such uploads.
         BadInputError: If the upload was computed from other weights than the model has.
     """
-    from attacks.adversary import Adversary  # noqa: PLC0415 (what is shared does not import who attacks)
+    from fedmjp.attacks.adversary import Adversary  # noqa: PLC0415 (what is shared does not import who attacks)
 
     if isinstance(against, Scenario):
         seen: Any = build_vit(against.network).to(against.device) if model is None else model
@@ -105,8 +105,8 @@ def score(
         BadInputError: If there is no such setting, or features come without the model.
         RecordError: If the upload was not computed from the version that the setting asks for.
     """
-    from benchmarks.running import evaluator  # noqa: PLC0415 (what is shared does not import who measures)
-    from benchmarks.running.gallery import Gallery  # noqa: PLC0415
+    from fedmjp.benchmarks.running import evaluator  # noqa: PLC0415 (what is shared does not import who measures)
+    from fedmjp.benchmarks.running.gallery import Gallery  # noqa: PLC0415
 
     if setting not in set(Setting):
         raise BadInputError(f"setting {setting!r} is not one of {', '.join(Setting)}")

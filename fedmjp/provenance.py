@@ -21,8 +21,8 @@ PACKAGES = (
     "torch", "torchvision", "timm", "flwr", "ray", "breaching", "hydra-core", "lpips", "scikit-image", "scipy", "numpy",
     "pandas", "matplotlib", "pillow", "safetensors", "sqlalchemy",
 )  # fmt: skip
-# Packages whose code, and data that ships with it, determine a trial's numbers.
-CODE = ("attacks", "benchmarks", "clients", "fedmjp", "server")
+# Parts of the package that lie in folders of their own, in a clone.
+PARTS = ("attacks", "benchmarks", "clients", "server")
 # What only summarises and shows numbers.
 SHOWS = {"cli", "leaderboard", "performance", "report"}
 
@@ -35,10 +35,11 @@ def environment() -> dict[str, Any]:
 
 def code_digest() -> str:
     """SHA-256 over the source files that determine a trial's numbers, as hex: changed code, new trials."""
-    root = Path(fedmjp.__file__).resolve().parents[1]
     digest = hashlib.sha256()
-    for package in CODE:
-        _add_source(digest, root / package, root)
+    _add_source(digest, Path(fedmjp.__file__).parent, "fedmjp")
+    for package in PARTS:
+        (folder,) = (importlib.import_module(f"fedmjp.{package}")).__path__
+        _add_source(digest, Path(folder), f"fedmjp/{package}")
     return digest.hexdigest()
 
 
@@ -48,17 +49,19 @@ def package_digest(module: str) -> str:
     origin = Path(inspect.getfile(importlib.import_module(top))).resolve()
     digest = hashlib.sha256()
     if origin.name == "__init__.py":
-        _add_source(digest, origin.parent, origin.parent)
+        _add_source(digest, origin.parent, "")
     else:
         digest.update(origin.read_bytes())
     return digest.hexdigest()
 
 
-def _add_source(digest: "hashlib._Hash", folder: Path, root: Path) -> None:
-    for path in sorted(folder.rglob("*")):
-        folders = path.relative_to(folder).parts[:-1]
-        if path.suffix in (".py", ".json", ".safetensors") and SHOWS.isdisjoint(folders):
-            digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+def _add_source(digest: "hashlib._Hash", folder: Path, name: str) -> None:
+    """Add the files that determine numbers under a name that does not depend on where, and how, they are installed."""
+    outside = SHOWS | set(PARTS if name == "fedmjp" else ())
+    for path in sorted(folder.resolve().rglob("*")):
+        inside = path.relative_to(folder.resolve())
+        if path.suffix in (".py", ".json", ".safetensors") and outside.isdisjoint(inside.parts[:-1]):
+            digest.update(f"{name}/{inside.as_posix()}".encode() + path.read_bytes())
 
 
 def versions() -> dict[str, str]:

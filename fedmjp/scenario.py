@@ -22,8 +22,8 @@ from fedmjp.defences.base import Plan
 from fedmjp.defences.pipeline import DefenceConfig, Defended, Pipeline, named, with_mask_ratio
 from fedmjp.errors import ConfigError
 from fedmjp.learning import SERVER_RATES, Training
+from fedmjp.modifications.config import Server
 from fedmjp.seeds import torch_generator
-from fedmjp.servers.config import Server
 from fedmjp.settings import Picture, Setting
 from fedmjp.threat import ThreatModel
 

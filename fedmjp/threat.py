@@ -11,8 +11,8 @@ from fedmjp.arithmetic import ROUNDING, Arithmetic
 from fedmjp.config import DIGEST, Config, LocalOptimiser, UpdateKind
 from fedmjp.defences.base import Mark
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
-from fedmjp.servers import SCOPE
-from fedmjp.servers.config import Server
+from fedmjp.modifications import SCOPE
+from fedmjp.modifications.config import Server
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fedmjp.replies import mean_of
 from fedmjp.scenario import Scenario
+from fedmjp.server.shelf import Update
 from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS
-from server.shelf import Update
 
 # Every message is sent to the nodes that it is meant for, whatever their number.
 EVERYBODY: dict[str, Any] = {

@@ -11,9 +11,9 @@ from flwr.serverapp import Grid, ServerApp
 from fedmjp.config import RunConfig
 from fedmjp.errors import FederationError
 from fedmjp.scenario import scenarios_of
+from fedmjp.server.loop import Federation
+from fedmjp.server.patience import PatientGrid
 from fedmjp.wire import FAILED, PLAYED
-from server.loop import Federation
-from server.patience import PatientGrid
 
 app = ServerApp()
 

@@ -7,11 +7,11 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from torch import Tensor
 
 from fedmjp.models.classifier import Classifier, VitClassifier
+from fedmjp.modifications.base import Modification
 from fedmjp.records import Upload
 from fedmjp.scenario import Scenario
-from fedmjp.servers.base import Modification
+from fedmjp.server.shelf import Update
 from fedmjp.wire import ARRAYS, EXAMPLES
-from server.shelf import Update
 
 Group = tuple[int, ...]  # clients whose updates the server sees as one, in their order
 

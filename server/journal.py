@@ -10,15 +10,15 @@ from torch import Tensor
 
 from fedmjp.learning import Training
 from fedmjp.scenario import Scenario
+from fedmjp.server.aggregation import Aggregator
+from fedmjp.server.refusals import RefusalFile
+from fedmjp.server.screening import plausible
+from fedmjp.server.site_validation import SiteValidation
+from fedmjp.server.validation import Validation
 from fedmjp.training.history import History, Value
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.training.state import load_state, save_checkpoint
 from fedmjp.wire import EXAMPLES
-from server.aggregation import Aggregator
-from server.refusals import RefusalFile
-from server.screening import plausible
-from server.site_validation import SiteValidation
-from server.validation import Validation
 
 WORSE = 2.0  # times the loss of a guess, and of the weights before: where half of Top-1 is lost too, a step spoilt them
 

@@ -19,22 +19,22 @@ from fedmjp.models.build import build
 from fedmjp.models.classifier import Classifier
 from fedmjp.models.roles import roles_of
 from fedmjp.scenario import FEWEST_ROBUST, Scenario
+from fedmjp.server.aggregation import Aggregator
+from fedmjp.server.changing import Group, WeightChanges
+from fedmjp.server.cohort import Part, bound_examples, parts_of, too_long
+from fedmjp.server.journal import Journal
+from fedmjp.server.patience import START, Patience
+from fedmjp.server.refusals import Refusal, RefusalFile
+from fedmjp.server.roster import Roster
+from fedmjp.server.screening import LARGEST, refusal, screen
+from fedmjp.server.secure_sum import sum_groups
+from fedmjp.server.shelf import Shelf, Update
+from fedmjp.server.site_validation import SiteValidation
+from fedmjp.server.tap import UploadTap
+from fedmjp.server.uploads import UploadFolder
+from fedmjp.server.validation import Validation
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, REPORTED, uploads_of_round
-from server.aggregation import Aggregator
-from server.changing import Group, WeightChanges
-from server.cohort import Part, bound_examples, parts_of, too_long
-from server.journal import Journal
-from server.patience import START, Patience
-from server.refusals import Refusal, RefusalFile
-from server.roster import Roster
-from server.screening import LARGEST, refusal, screen
-from server.secure_sum import sum_groups
-from server.shelf import Shelf, Update
-from server.site_validation import SiteValidation
-from server.tap import UploadTap
-from server.uploads import UploadFolder
-from server.validation import Validation
 
 UPDATES = ".updates"  # where those of the round that is played wait
 OVERFLOW = "the replies are finite, their mean is not; weights stay"

@@ -11,7 +11,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from fedmjp.errors import FederationError, QuorumError
-from server.screening import last_line
+from fedmjp.server.screening import last_line
 
 POLL_SECONDS = 1.0
 

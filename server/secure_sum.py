@@ -7,8 +7,8 @@ from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedmjp.replies import mean_of
+from fedmjp.server.screening import last_line, plausible
 from fedmjp.wire import ARRAYS, BUFFERS, COUNTS, EXAMPLES, METRICS, REFUSED
-from server.screening import last_line, plausible
 
 
 def sum_groups(

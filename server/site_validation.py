@@ -12,12 +12,12 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedmjp.errors import FederationError
+from fedmjp.server.cohort import bound_examples
+from fedmjp.server.patience import Patience
+from fedmjp.server.roster import Roster
+from fedmjp.server.screening import last_line, plausible
 from fedmjp.training.accuracy import Accuracy
 from fedmjp.wire import CORRECT, EXAMPLES, LOSS, METRICS, UNDECIDED
-from server.cohort import bound_examples
-from server.patience import Patience
-from server.roster import Roster
-from server.screening import last_line, plausible
 
 REPORTED = {EXAMPLES, CORRECT, UNDECIDED, LOSS}
 

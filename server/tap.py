@@ -12,9 +12,9 @@ from fedmjp.config import UpdateKind
 from fedmjp.errors import RecordError
 from fedmjp.records import Upload
 from fedmjp.replies import are_weights
+from fedmjp.server.screening import last_line
+from fedmjp.server.uploads import UploadFolder
 from fedmjp.wire import BUFFERS, EXAMPLES
-from server.screening import last_line
-from server.uploads import UploadFolder
 
 
 class _Sent(NamedTuple):

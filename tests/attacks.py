@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from attacks import ATTACKS
+from fedmjp.attacks import ATTACKS
 from fedmjp.defences.base import Client
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.roles import roles_of

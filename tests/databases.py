@@ -11,8 +11,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from benchmarks.folder.store import Store, Trial
-from benchmarks.studies.postgresql import Server, started
+from fedmjp.benchmarks.folder.store import Store, Trial
+from fedmjp.benchmarks.studies.postgresql import Server, started
 from fedmjp.errors import BadInputError
 
 PASSWORD = "s3cr3t-of-tests"

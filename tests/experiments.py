@@ -8,25 +8,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.campaign.spec import Campaign
-from benchmarks.federation.simulation import RunFolder
-from benchmarks.folder.output import OutputFolder
-from benchmarks.folder.store import Store
-from benchmarks.plan.experiment import AttackConfig, Experiment, Keep, Plan, experiments_of, named
-from benchmarks.plan.planning import plan
-from benchmarks.running.engine import Engine
-from benchmarks.running.progress import RunProgress
-from benchmarks.running.workers import Setup
-from benchmarks.uploads.direct import DirectUploads
-from benchmarks.uploads.source import FederatedRun, RecordedUploads
+from fedmjp.benchmarks.campaign.spec import Campaign
+from fedmjp.benchmarks.federation.simulation import RunFolder
+from fedmjp.benchmarks.folder.output import OutputFolder
+from fedmjp.benchmarks.folder.store import Store
+from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Keep, Plan, experiments_of, named
+from fedmjp.benchmarks.plan.planning import plan
+from fedmjp.benchmarks.running.engine import Engine
+from fedmjp.benchmarks.running.progress import RunProgress
+from fedmjp.benchmarks.running.workers import Setup
+from fedmjp.benchmarks.uploads.direct import DirectUploads
+from fedmjp.benchmarks.uploads.source import FederatedRun, RecordedUploads
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import select_for
 from fedmjp.exchange import Exchange
 from fedmjp.models.build import build_vit
 from fedmjp.records import record_name
 from fedmjp.scenario import Scenario
+from fedmjp.server.uploads import UploadFolder
 from fedmjp.settings import Picture, Setting
-from server.uploads import UploadFolder
 
 MODELS = {"deit_tiny": "patch_embedding", "deit_tiny_april": "april"}
 

@@ -15,13 +15,13 @@ from flwr.app import Message, MessageType
 from flwr.supercore.task_identity import TaskIdentity
 from PIL import Image
 
-from benchmarks.federation.training import check_recordable, deal, plan_for
-from clients.app import evaluate, query, train
+from fedmjp.benchmarks.federation.training import check_recordable, deal, plan_for
+from fedmjp.clients.app import evaluate, query, train
 from fedmjp.data.partitions import Partition
 from fedmjp.learning import Training
 from fedmjp.scenario import Scenario, run_config_of, scenarios_of
+from fedmjp.server.loop import Federation
 from fedmjp.training.run_folder import TrainingFolder
-from server.loop import Federation
 
 PLAIN = {
     "batch_size": 2, "learning_rate": 0.05, "warmup_epochs": 0, "repeats": 1, "rand_augment": "", "color_jitter": 0,

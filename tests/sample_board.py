@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from benchmarks.leaderboard.entries import (
+from fedmjp.benchmarks.leaderboard.entries import (
     Board,
     Cost,
     Difference,
@@ -18,7 +18,7 @@ from benchmarks.leaderboard.entries import (
     Statistics,
     Utility,
 )
-from benchmarks.leaderboard.headline import headline
+from fedmjp.benchmarks.leaderboard.headline import headline
 from fedmjp.defences.pipeline import Defences, pipeline_of
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel

@@ -11,10 +11,10 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from attacks import ATTACKS
-from attacks.base import Attack
-from benchmarks.federation.simulation import RunFolder
-from clients.app import train
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.base import Attack
+from fedmjp.benchmarks.federation.simulation import RunFolder
+from fedmjp.clients.app import train
 from fedmjp.models import names
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
@@ -103,7 +103,7 @@ def record(scenario: Scenario, folder: RunFolder) -> None:
 
 def write_manifest(scenario: Scenario, root: Path, pictures: dict[str, str]) -> None:
     """As `fedmjp record` leaves it."""
-    from benchmarks.folder.output import write_json
+    from fedmjp.benchmarks.folder.output import write_json
 
     about = {"scenarios": [scenario.model_dump(mode="json")], "pictures": pictures}
     write_json(root / "manifest.json", about)

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks import ATTACKS
-from attacks.adamw import gradient_behind, magnitude, moves
-from attacks.adversary import Adversary
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.adamw import gradient_behind, magnitude, moves
+from fedmjp.attacks.adversary import Adversary
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, ConfigError

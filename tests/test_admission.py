@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.folder.study import read_study
-from benchmarks.leaderboard.admission import AdmissionError, admit, submitted
-from benchmarks.leaderboard.board import board_of
-from benchmarks.leaderboard.entries import SCHEMA_VERSION
-from benchmarks.leaderboard.plausible import impossible_figures, impossible_origin
-from benchmarks.report.render import board_in
+from fedmjp.benchmarks.folder.study import read_study
+from fedmjp.benchmarks.leaderboard.admission import AdmissionError, admit, submitted
+from fedmjp.benchmarks.leaderboard.board import board_of
+from fedmjp.benchmarks.leaderboard.entries import SCHEMA_VERSION
+from fedmjp.benchmarks.leaderboard.plausible import impossible_figures, impossible_origin
+from fedmjp.benchmarks.report.render import board_in
 from fedmjp.errors import BadInputError, ConfigError, OutputError
 from fedmjp.threat import ThreatModel
 from tests.boards import ENVIRONMENTS, Row, board, cell, grey, ledger_of, near

@@ -11,7 +11,7 @@ import torchvision
 from skimage.metrics import peak_signal_noise_ratio
 from torch import Tensor, nn
 
-from attacks import ATTACKS
+from fedmjp.attacks import ATTACKS
 from fedmjp.data.selection import open_source
 from fedmjp.errors import AttackNotApplicableError, BadInputError
 from fedmjp.models.adopt import Adopted, adopt

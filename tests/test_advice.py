@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from benchmarks.leaderboard.entries import Entry
-from benchmarks.report.advice import advice
-from benchmarks.report.tables import markdown_text
+from fedmjp.benchmarks.leaderboard.entries import Entry
+from fedmjp.benchmarks.report.advice import advice
+from fedmjp.benchmarks.report.tables import markdown_text
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 from tests.sample_board import sample_board, sample_entry

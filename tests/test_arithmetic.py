@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from benchmarks.campaign.spec import Campaign
 from fedmjp.arithmetic import Arithmetic, computing
+from fedmjp.benchmarks.campaign.spec import Campaign
 from fedmjp.cli import main
 from fedmjp.data.selection import Selection
 from fedmjp.errors import ConfigError

@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks.federation.simulation import RunFolder
-from benchmarks.folder.pictures import load_png
-from benchmarks.report import figure
+from fedmjp.benchmarks.federation.simulation import RunFolder
+from fedmjp.benchmarks.folder.pictures import load_png
+from fedmjp.benchmarks.report import figure
 from fedmjp.cli import main
 from fedmjp.data.selection import select_for
 from fedmjp.models import names
@@ -275,7 +275,7 @@ def test_bad_input_is_one_line_and_exit_2(
 def test_pictures_that_the_prior_was_measured_on_are_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from attacks.natural_patches import PROVENANCE
+    from fedmjp.attacks.natural_patches import PROVENANCE
 
     known = json.loads(PROVENANCE.read_text())["pictures"][0]
     folder = tmp_path / "data" / "class"

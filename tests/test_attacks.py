@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from attacks import ATTACKS
-from attacks.base import Attack
-from attacks.gradient_matching import GradientMatching
-from attacks.grey import Grey
-from attacks.natural_patches import natural_inputs
-from attacks.patch_embedding import PatchEmbedding
-from attacks.testing import CHECKS, ConformanceError, Trial
-from attacks.token_gradients import Reading
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.base import Attack
+from fedmjp.attacks.gradient_matching import GradientMatching
+from fedmjp.attacks.grey import Grey
+from fedmjp.attacks.natural_patches import natural_inputs
+from fedmjp.attacks.patch_embedding import PatchEmbedding
+from fedmjp.attacks.testing import CHECKS, ConformanceError, Trial
+from fedmjp.attacks.token_gradients import Reading
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.defences.base import Mark

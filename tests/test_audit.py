@@ -18,19 +18,19 @@ from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from attacks import ATTACKS
-from benchmarks.audit import attacking, running, verbatim
-from benchmarks.audit.app import ADDED, copy_with_probe, read_app
-from benchmarks.audit.attacking import Attempt, attempt_all
-from benchmarks.audit.cheating import play_servers
-from benchmarks.audit.control import make_control
-from benchmarks.audit.evaluating import Private, scored
-from benchmarks.audit.network import Network, by_name, take_in
-from benchmarks.audit.protections import verify
-from benchmarks.audit.recipe import unreadable
-from benchmarks.audit.running import Records, play, said_of
-from benchmarks.audit.verdict import exit_code, verdict
-from benchmarks.audit.wire import Answer
+from fedmjp.attacks import ATTACKS
+from fedmjp.benchmarks.audit import attacking, running, verbatim
+from fedmjp.benchmarks.audit.app import ADDED, copy_with_probe, read_app
+from fedmjp.benchmarks.audit.attacking import Attempt, attempt_all
+from fedmjp.benchmarks.audit.cheating import play_servers
+from fedmjp.benchmarks.audit.control import make_control
+from fedmjp.benchmarks.audit.evaluating import Private, scored
+from fedmjp.benchmarks.audit.network import Network, by_name, take_in
+from fedmjp.benchmarks.audit.protections import verify
+from fedmjp.benchmarks.audit.recipe import unreadable
+from fedmjp.benchmarks.audit.running import Records, play, said_of
+from fedmjp.benchmarks.audit.verdict import exit_code, verdict
+from fedmjp.benchmarks.audit.wire import Answer
 from fedmjp.errors import AppError, BadInputError
 from fedmjp.facade import bundled_pictures
 from fedmjp.models.carrying import carry

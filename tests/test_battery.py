@@ -6,13 +6,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from attacks import ATTACKS
-from benchmarks.campaign import battery as batteries
-from benchmarks.campaign.file import read_campaign
-from benchmarks.campaign.spec import Campaign
-from benchmarks.leaderboard.entries import Board
-from benchmarks.leaderboard.measures import MEASURES
-from benchmarks.studies import by_view
+from fedmjp.attacks import ATTACKS
+from fedmjp.benchmarks.campaign import battery as batteries
+from fedmjp.benchmarks.campaign.file import read_campaign
+from fedmjp.benchmarks.campaign.spec import Campaign
+from fedmjp.benchmarks.leaderboard.entries import Board
+from fedmjp.benchmarks.leaderboard.measures import MEASURES
+from fedmjp.benchmarks.studies import by_view
 from fedmjp.cli import main
 from fedmjp.cli.campaign_run import not_run
 from fedmjp.defences import DEFENCES

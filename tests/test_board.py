@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from benchmarks.folder.ledger import Ledger
-from benchmarks.leaderboard.board import board_of
-from benchmarks.leaderboard.entries import Board, entry_id, reported_in
-from benchmarks.leaderboard.pairing import Pairs
-from benchmarks.plan.experiment import AttackConfig, experiments_of
-from benchmarks.plan.planning import plan
-from benchmarks.report.tables import csv_text, markdown_text
+from fedmjp.benchmarks.folder.ledger import Ledger
+from fedmjp.benchmarks.leaderboard.board import board_of
+from fedmjp.benchmarks.leaderboard.entries import Board, entry_id, reported_in
+from fedmjp.benchmarks.leaderboard.pairing import Pairs
+from fedmjp.benchmarks.plan.experiment import AttackConfig, experiments_of
+from fedmjp.benchmarks.plan.planning import plan
+from fedmjp.benchmarks.report.tables import csv_text, markdown_text
 from fedmjp.errors import RecordError, UnknownNameError
 from fedmjp.provenance import _add_source
 from fedmjp.scenario import Scenario

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.first_mlp.places import Entrance
-from attacks.gauss_newton.body import BodyNewton, _in_order, _noise, shown_directions
-from attacks.gauss_newton.factors import Factored
-from attacks.gauss_newton.residuals import Residuals, compared_layers
-from attacks.gauss_newton.space import OpenSpace
-from attacks.labels import mean_gradient
-from attacks.mjp.affine import AffinePatches
+from fedmjp.attacks.first_mlp.places import Entrance
+from fedmjp.attacks.gauss_newton.body import BodyNewton, _in_order, _noise, shown_directions
+from fedmjp.attacks.gauss_newton.factors import Factored
+from fedmjp.attacks.gauss_newton.residuals import Residuals, compared_layers
+from fedmjp.attacks.gauss_newton.space import OpenSpace
+from fedmjp.attacks.labels import mean_gradient
+from fedmjp.attacks.mjp.affine import AffinePatches
 from fedmjp.data.selection import select_for
 from fedmjp.exchange import Exchange
 from fedmjp.models.build import build_vit

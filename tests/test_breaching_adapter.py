@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from attacks import breaching_adapter as adapter
-from attacks.breaching_adapter import BreachingAttack
-from attacks.breaching_case import Case, case_of
+from fedmjp.attacks import breaching_adapter as adapter
+from fedmjp.attacks.breaching_adapter import BreachingAttack
+from fedmjp.attacks.breaching_case import Case, case_of
 from fedmjp.config import ModelConfig
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, ConfigError
 from fedmjp.metrics import METRICS
@@ -450,7 +450,7 @@ def test_broken_trial_is_an_error_with_breachings_message(
 
 
 def test_fused_attention_left_on_would_be_an_error(model: VitClassifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    import attacks.breaching_case as module
+    import fedmjp.attacks.breaching_case as module
 
     monkeypatch.setattr(module, "twice_differentiable", copy.deepcopy)
     with pytest.raises(AttackFailedError, match="RuntimeError: derivative for aten::_scaled_dot_product"):
@@ -531,7 +531,7 @@ def test_nothing_but_the_result_is_left_behind(
 
 
 def test_listing_the_attacks_does_not_import_breaching() -> None:
-    code = "import sys, attacks.breaching_adapter; assert not {'breaching', 'hydra'} & set(sys.modules)"
+    code = "import sys, fedmjp.attacks.breaching_adapter; assert not {'breaching', 'hydra'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from benchmarks.leaderboard.entries import Board
+from fedmjp.benchmarks.leaderboard.entries import Board
 from fedmjp.cli import main
 from tests import databases
 from tests.databases import PASSWORD

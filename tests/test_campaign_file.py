@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.campaign.file import read_campaign
-from benchmarks.campaign.spec import Campaign
+from fedmjp.benchmarks.campaign.file import read_campaign
+from fedmjp.benchmarks.campaign.spec import Campaign
 from fedmjp.data.selection import open_source, select
 from fedmjp.defences.pipeline import pipeline_of
 from fedmjp.errors import ConfigError

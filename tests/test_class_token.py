@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from attacks.class_token.attack import ClassToken
-from attacks.class_token.head import Head, HeadGradient
-from attacks.class_token.separate import Separation, separate
+from fedmjp.attacks.class_token.attack import ClassToken
+from fedmjp.attacks.class_token.head import Head, HeadGradient
+from fedmjp.attacks.class_token.separate import Separation, separate
 from fedmjp.exchange import Exchange
 from fedmjp.facade import bundled_pictures
 from fedmjp.models.build import build_vit

@@ -14,12 +14,12 @@ from scipy.stats import trim_mean
 from fedmjp.cli.options import StrategyIfAny
 from fedmjp.errors import ConfigError, FederationError
 from fedmjp.learning import ROBUST, Strategy
+from fedmjp.server import aggregation
+from fedmjp.server.aggregation import Aggregator
+from fedmjp.server.cohort import Client, bound_examples, parts_of
+from fedmjp.server.cohort import too_long as too_long_of
+from fedmjp.server.shelf import Shelf, Update
 from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS
-from server import aggregation
-from server.aggregation import Aggregator
-from server.cohort import Client, bound_examples, parts_of
-from server.cohort import too_long as too_long_of
-from server.shelf import Shelf, Update
 from tests.federations import scenario_of
 
 CLIENTS = 10

@@ -16,8 +16,8 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 import fedmjp
-from benchmarks.federation.simulation import _error, follow
-from benchmarks.running.engine import Engine
+from fedmjp.benchmarks.federation.simulation import _error, follow
+from fedmjp.benchmarks.running.engine import Engine
 from fedmjp.cli import app, main
 from fedmjp.cli.keys import SIMULATED, TRAINED
 from fedmjp.config import ModelConfig
@@ -114,25 +114,6 @@ print("HEAVY", heavy, file=sys.stderr)
     assert done.stderr.count("'] 0\n") == 4
 
 
-def test_a_folder_here_hides_nothing_of_the_module_and_is_told_where_it_hides_something(tmp_path: Path) -> None:
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "__init__.py").write_text("")
-    command = [sys.executable, "-m", "fedmjp", "attack", "--attack", "foo"]
-    here = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert here.stderr.startswith("Error: Unknown attack 'foo'"), here.stderr
-
-
-def test_a_package_that_hides_ours_is_told_by_every_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    for words in (["attack", "--attack", "grey"], ["leaderboard", "x"], ["list", "attacks"]):
-        assert run(monkeypatch, *words) == 2
-        assert f"{tmp_path / 'benchmarks' / '__init__.py'}: has the name of a package" in capsys.readouterr().err
-
-
 def test_fewer_epochs_have_the_papers_share_of_warm_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told: list[TrainingConfig] = []
     monkeypatch.setattr("fedmjp.training.central.train", lambda config, *_: told.append(config))
@@ -152,7 +133,7 @@ def test_uploads_of_a_training_are_recorded_on_defaults(monkeypatch: pytest.Monk
     def train(scenario: Scenario, *_: object) -> None:
         told.append(scenario)
 
-    monkeypatch.setattr("benchmarks.federation.training.train_federated", train)
+    monkeypatch.setattr("fedmjp.benchmarks.federation.training.train_federated", train)
     small = ("model.name=deit_micro", "model.image_size=32", "model.patch_size=8", "--output", str(tmp_path))
     assert run(monkeypatch, "simulate", "--strategy", "fedsgd", "--uploads", "10", *small) == 0
     assert told[0].training is not None
@@ -198,8 +179,10 @@ def test_a_quickstart_without_memory_says_so_in_one_sentence(
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("benchmarks.campaign.quickstart.quickstart", lambda device: small_experiments(device=device))
-    monkeypatch.setattr("benchmarks.uploads.source.FederatedRun.prepare", fail)
+    monkeypatch.setattr(
+        "fedmjp.benchmarks.campaign.quickstart.quickstart", lambda device: small_experiments(device=device)
+    )
+    monkeypatch.setattr("fedmjp.benchmarks.uploads.source.FederatedRun.prepare", fail)
     assert run(monkeypatch, "quickstart", "--output", str(tmp_path)) == 1
     assert capsys.readouterr().err.startswith("Error: out of memory: close other programs")
 

@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from benchmarks.federation.bundle import as_toml
+from fedmjp.benchmarks.federation.bundle import as_toml
 from fedmjp.config import ModelConfig, RunConfig
 from fedmjp.errors import ConfigError
 from fedmjp.scenario import Scenario, run_config_of, scenarios_of

@@ -11,9 +11,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from benchmarks.deployment.containers import DOCKERFILE, IMAGE
-from benchmarks.deployment.creating import create
-from benchmarks.deployment.layout import Deployment, DeploymentConfig
+from fedmjp.benchmarks.deployment.containers import DOCKERFILE, IMAGE
+from fedmjp.benchmarks.deployment.creating import create
+from fedmjp.benchmarks.deployment.layout import Deployment, DeploymentConfig
 from tests.conftest import ROOT
 
 KUBERNETES = ("1.31", "1.37")

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 import fedmjp
-from attacks import ATTACKS
-from attacks.linear_systems import minimum_norm, qr_by_cholesky, svd_by_eigenvectors
-from attacks.testing import CHECKS, Trial, adapts_to_what_it_claims
 from fedmjp.arithmetic import Arithmetic, computing, cuda_settings
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.linear_systems import minimum_norm, qr_by_cholesky, svd_by_eigenvectors
+from fedmjp.attacks.testing import CHECKS, Trial, adapts_to_what_it_claims
 from fedmjp.config import ModelConfig
 from fedmjp.data.loading import Batch
 from fedmjp.data.pictures import LabelledPicture

@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy.stats import truncnorm
 
-from attacks import ATTACKS
-from attacks.entries import Entries, read_entries, unread
-from attacks.joint_posterior import Belief, Equations
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.entries import Entries, read_entries, unread
+from fedmjp.attacks.joint_posterior import Belief, Equations
 from fedmjp.metrics import metric
 from fedmjp.models.build import build_vit
 from fedmjp.records import Reconstruction, Upload

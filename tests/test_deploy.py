@@ -10,12 +10,12 @@ import pytest
 from flwr.superlink.config_loader import get_objectstore_linkstate_factories
 from flwr.superlink.federation import NoOpFederationManager
 
-from benchmarks.deployment import proxy
-from benchmarks.deployment.attempts import RefusedError, tried
-from benchmarks.deployment.layout import Deployment
-from benchmarks.deployment.superlink import hand_out_again
-from benchmarks.deployment.training import at_sites, require_welcome
-from clients.gate.policy import Policy
+from fedmjp.benchmarks.deployment import proxy
+from fedmjp.benchmarks.deployment.attempts import RefusedError, tried
+from fedmjp.benchmarks.deployment.layout import Deployment
+from fedmjp.benchmarks.deployment.superlink import hand_out_again
+from fedmjp.benchmarks.deployment.training import at_sites, require_welcome
+from fedmjp.clients.gate.policy import Policy
 from fedmjp.data.datasets import open_dataset
 from fedmjp.errors import ConfigError, DataError
 from tests.federations import scenario_of

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.deployment.layout import Deployment
+from fedmjp.benchmarks.deployment.layout import Deployment
 from fedmjp.training.run_folder import TrainingFolder
 from tests.federations import MICRO, PLAIN, pictures, play, scenario_of
 from tests.worlds import SERVER, World, lacking

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from benchmarks.plan.experiment import Experiment
-from benchmarks.uploads.direct import DirectUploads
+from fedmjp.benchmarks.plan.experiment import Experiment
+from fedmjp.benchmarks.uploads.direct import DirectUploads
 from fedmjp.data.selection import select_for
 from fedmjp.exchange import Exchange
 from fedmjp.models import names

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 from scipy.stats import rankdata
 
-from benchmarks.running.evaluator import score_features
-from benchmarks.running.gallery import CROP, Gallery, another_crop
+from fedmjp.benchmarks.running.evaluator import score_features
+from fedmjp.benchmarks.running.gallery import CROP, Gallery, another_crop
 from fedmjp.data.selection import Selection
 from fedmjp.errors import RecordError
 from fedmjp.metrics import DISCLOSED

@@ -13,25 +13,25 @@ import pytest
 import torch
 from rich.console import Console
 
-from attacks.adversary import Adversary
-from benchmarks.campaign.prepare import Prepared, prepare
-from benchmarks.campaign.spec import Campaign
-from benchmarks.federation.simulation import RunFolder
-from benchmarks.folder.output import OutputFolder
-from benchmarks.leaderboard.admission import AdmissionError, admit
-from benchmarks.leaderboard.board import board_of
-from benchmarks.leaderboard.entries import Board, Entry
-from benchmarks.leaderboard.plausible import impossible_figures
-from benchmarks.plan.experiment import AttackConfig, Experiment
-from benchmarks.report import disclosed
-from benchmarks.report.publish import publish
-from benchmarks.report.render import render
-from benchmarks.running.engine import Engine
-from benchmarks.running.progress import RunProgress
-from benchmarks.running.verify import verify
-from benchmarks.uploads.direct import DirectUploads
-from benchmarks.uploads.source import RecordedUploads
 from fedmjp import facade
+from fedmjp.attacks.adversary import Adversary
+from fedmjp.benchmarks.campaign.prepare import Prepared, prepare
+from fedmjp.benchmarks.campaign.spec import Campaign
+from fedmjp.benchmarks.federation.simulation import RunFolder
+from fedmjp.benchmarks.folder.output import OutputFolder
+from fedmjp.benchmarks.leaderboard.admission import AdmissionError, admit
+from fedmjp.benchmarks.leaderboard.board import board_of
+from fedmjp.benchmarks.leaderboard.entries import Board, Entry
+from fedmjp.benchmarks.leaderboard.plausible import impossible_figures
+from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
+from fedmjp.benchmarks.report import disclosed
+from fedmjp.benchmarks.report.publish import publish
+from fedmjp.benchmarks.report.render import render
+from fedmjp.benchmarks.running.engine import Engine
+from fedmjp.benchmarks.running.progress import RunProgress
+from fedmjp.benchmarks.running.verify import verify
+from fedmjp.benchmarks.uploads.direct import DirectUploads
+from fedmjp.benchmarks.uploads.source import RecordedUploads
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.errors import AttackNotApplicableError, BadInputError, ConfigError
 from fedmjp.metrics import DISCLOSED

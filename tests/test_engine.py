@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attacks.patch_embedding import PatchEmbedding
-from benchmarks.federation.simulation import RunFolder
-from benchmarks.folder.output import OutputFolder
-from benchmarks.folder.store import COLOUR, Store, Trial
-from benchmarks.plan.experiment import Plan
-from benchmarks.running.engine import Engine, jobs
-from benchmarks.running.progress import RunProgress
-from benchmarks.running.runner import run_local
-from benchmarks.uploads import direct
-from benchmarks.uploads.direct import DirectUploads
-from benchmarks.uploads.source import Batch, RecordedUploads
+from fedmjp.attacks.patch_embedding import PatchEmbedding
+from fedmjp.benchmarks.federation.simulation import RunFolder
+from fedmjp.benchmarks.folder.output import OutputFolder
+from fedmjp.benchmarks.folder.store import COLOUR, Store, Trial
+from fedmjp.benchmarks.plan.experiment import Plan
+from fedmjp.benchmarks.running.engine import Engine, jobs
+from fedmjp.benchmarks.running.progress import RunProgress
+from fedmjp.benchmarks.running.runner import run_local
+from fedmjp.benchmarks.uploads import direct
+from fedmjp.benchmarks.uploads.direct import DirectUploads
+from fedmjp.benchmarks.uploads.source import Batch, RecordedUploads
 from fedmjp.data.selection import select_for
 from fedmjp.errors import OUT_OF_MEMORY, FederationError
 from fedmjp.exchange import Exchange
@@ -161,7 +161,7 @@ def test_a_client_that_breaks_down_is_rows_and_stops_nothing(tmp_path: Path, mon
     def broken(model: VitClassifier, *_: object, **_options: object) -> None:
         raise MemoryError("too large")
 
-    monkeypatch.setattr("benchmarks.uploads.direct.entrance_gradients", broken)
+    monkeypatch.setattr("fedmjp.benchmarks.uploads.direct.entrance_gradients", broken)
     plan, setup = small_campaign(tmp_path, seeds=(0,))
     told = Told()
     run_local(plan, setup, workers=1, progress=told)
@@ -218,7 +218,7 @@ def test_an_interrupted_attack_keeps_what_was_finished(tmp_path: Path, monkeypat
 def test_what_an_attack_does_to_its_model_never_reaches_the_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.running.engine.CHUNK", 1)
+    monkeypatch.setattr("fedmjp.benchmarks.running.engine.CHUNK", 1)
     solve, seen = PatchEmbedding._reconstruct, []
 
     def spying(self: PatchEmbedding, uploads: Sequence[Upload], model: VitClassifier, *rest: Any, **named: Any) -> Any:
@@ -245,7 +245,7 @@ def test_what_an_attack_does_to_its_model_never_reaches_the_clients(
 
 
 def test_memory_holds_a_few_uploads_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.running.engine.CHUNK", 2)
+    monkeypatch.setattr("fedmjp.benchmarks.running.engine.CHUNK", 2)
     plan, output = planned(small_experiments(models=ONE)), OutputFolder(tmp_path)
     asked: list[int] = []
     uploads = RecordedUploads.uploads

@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import pytest
 
-from attacks import ATTACKS
-from attacks.gauss_newton.degraded import USUAL
-from benchmarks.campaign.file import read_campaign
-from benchmarks.campaign.prepare import prepare
-from benchmarks.running import tries
-from benchmarks.running.estimate import _at_size, _in_order, _probe
-from benchmarks.running.kinds_of_work import Nature, Work, kinds_of_work
-from benchmarks.running.tries import Scoring, StoppedError, Tried, stopped_after
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.gauss_newton.degraded import USUAL
+from fedmjp.benchmarks.campaign.file import read_campaign
+from fedmjp.benchmarks.campaign.prepare import prepare
+from fedmjp.benchmarks.running import tries
+from fedmjp.benchmarks.running.estimate import _at_size, _in_order, _probe
+from fedmjp.benchmarks.running.kinds_of_work import Nature, Work, kinds_of_work
+from fedmjp.benchmarks.running.tries import Scoring, StoppedError, Tried, stopped_after
 
 UNDOES = """\
 name: undoes

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.running.evaluator import match, score, score_of_colour
+from fedmjp.benchmarks.running.evaluator import match, score, score_of_colour
 from fedmjp.data.selection import Selection
 from fedmjp.errors import RecordError
 from fedmjp.private import PrivateBatch

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attacks import ATTACKS
+from fedmjp.attacks import ATTACKS
 from fedmjp.data.selection import Selection
 from fedmjp.metrics import METRICS
 from fedmjp.models import names

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from timm.data import Mixup
 from torch import Tensor
 
-from benchmarks.plan.experiment import Experiment
-from benchmarks.uploads.direct import DirectUploads
+from fedmjp.benchmarks.plan.experiment import Experiment
+from fedmjp.benchmarks.uploads.direct import DirectUploads
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.errors import BadInputError, ConfigError, DefenceError
 from fedmjp.exchange import Exchange, private_of, update_of

@@ -67,12 +67,11 @@ exchange = scenario.exchange(fedmjp.bundled_pictures(1, size=32))
 result = fedmjp.attack("patch_embedding", exchange.upload, scenario)
 print(fedmjp.score(result, exchange.private, setting="a")["psnr"])
 import importlib, pkgutil
-import attacks, benchmarks, clients, server
-for package in (attacks, benchmarks, clients, fedmjp, server):
-    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        # What is opened behind a check, and what runs in a copy of somebody's app alone.
-        if module.name not in ("fedmjp.data.tables", "benchmarks.audit.probe.client", "benchmarks.audit.probe.server"):
-            importlib.import_module(module.name)
+probe = "fedmjp.benchmarks.audit.probe"
+for module in pkgutil.walk_packages(fedmjp.__path__, "fedmjp."):
+    # What is opened behind a check, and what runs in a copy of somebody's app alone.
+    if module.name not in ("fedmjp.data.tables", probe + ".client", probe + ".server"):
+        importlib.import_module(module.name)
 from fedmjp.cli import main
 for words in (["--help"], ["list", "attacks"]):
     sys.argv = ["fedmjp", *words]

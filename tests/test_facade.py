@@ -9,7 +9,7 @@ import timm
 import torch
 
 import fedmjp
-from attacks import ATTACKS
+from fedmjp.attacks import ATTACKS
 from fedmjp.defences import DEFENCES
 from fedmjp.errors import AttackNotApplicableError, BadInputError, RecordError, UnknownNameError
 from fedmjp.metrics import METRICS

@@ -10,9 +10,9 @@ import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedmjp.server.aggregation import Aggregator
+from fedmjp.server.shelf import Shelf, Update
 from fedmjp.wire import ARRAYS, BUFFERS, METRICS, REPORTED
-from server.aggregation import Aggregator
-from server.shelf import Shelf, Update
 from tests.federations import scenario_of
 
 WEIGHTS = {"w": torch.tensor([1.0, -2.0]), "norm.mean": torch.tensor([0.5]), "norm.count": torch.tensor(10)}

@@ -11,7 +11,7 @@ import torch
 from flwr.app import ArrayRecord, Message
 from torch import Tensor
 
-from benchmarks.federation.simulation import RunFolder
+from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import select_for
 from fedmjp.defences import DEFENCES
@@ -20,10 +20,10 @@ from fedmjp.errors import DefenceError
 from fedmjp.models.build import build_vit, upload_bytes
 from fedmjp.randomness import Randomness
 from fedmjp.scenario import Scenario
+from fedmjp.server.loop import Federation
+from fedmjp.server.refusals import Refusal, RefusalFile
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.wire import ARRAYS, METRICS
-from server.loop import Federation
-from server.refusals import Refusal, RefusalFile
 from tests.federations import MICRO, InProcess, pictures, play, scenario_of
 
 PATCHES = ("backbone.patch_embed.proj.weight", "backbone.patch_embed.proj.bias")

@@ -20,8 +20,8 @@ from fedmjp.errors import FederationError
 from fedmjp.models.build import build
 from fedmjp.running import KEPT
 from fedmjp.scenario import Scenario
+from fedmjp.server.validation import Validation
 from fedmjp.training.run_folder import TrainingFolder
-from server.validation import Validation
 from tests.federations import PLAIN, pictures, play
 from tests.processes import wait_until
 from tests.test_federation import FEDMJP, family
@@ -110,7 +110,7 @@ def test_a_finished_run_says_so_and_another_configuration_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     arguments = ["--clients", "2", "--rounds", "1"]
-    monkeypatch.setattr("benchmarks.federation.training.train_federated", _in_process)
+    monkeypatch.setattr("fedmjp.benchmarks.federation.training.train_federated", _in_process)
     assert simulate(monkeypatch, tmp_path, *arguments) == 0
     printed = capsys.readouterr().out
     assert "2 clients, " in printed
@@ -135,7 +135,7 @@ def test_a_run_that_failed_says_that_the_same_command_goes_on(
     def fail(*_: object) -> None:
         raise FederationError("the run's SuperLink does not answer any more")
 
-    monkeypatch.setattr("benchmarks.federation.training.run_app", fail)
+    monkeypatch.setattr("fedmjp.benchmarks.federation.training.run_app", fail)
     assert simulate(monkeypatch, tmp_path, "--clients", "2", "--rounds", "1") == 1
     told = capsys.readouterr().err.strip()
     assert told == f"Error: the run's SuperLink does not answer any more; {KEPT}"
@@ -187,7 +187,7 @@ def test_a_round_that_is_played_again_is_told_with_its_reason(
         scenario = scenario.model_copy(update={"data": pictures()})  # the manifest keeps no folders
         play(scenario, tmp_path, answer=lambda _round, _client, reply: None if silent else reply)
 
-    monkeypatch.setattr("benchmarks.federation.training.run_app", run_app)
+    monkeypatch.setattr("fedmjp.benchmarks.federation.training.run_app", run_app)
     assert simulate(monkeypatch, tmp_path, "--clients", "2", "--rounds", "1") == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "Played again: in round 1 0 of 2 clients gave an update that can be used" in printed

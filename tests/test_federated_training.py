@@ -12,15 +12,15 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from benchmarks.federation.training import play_again
+from fedmjp.benchmarks.federation.training import play_again
 from fedmjp.errors import CheckpointError, FederationError, QuorumError
 from fedmjp.learning import ROBUST, Training
+from fedmjp.server.aggregation import Aggregator
+from fedmjp.server.loop import Federation
+from fedmjp.server.refusals import RefusalFile
+from fedmjp.server.roster import Roster
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.wire import ARRAYS, METRICS
-from server.aggregation import Aggregator
-from server.loop import Federation
-from server.refusals import RefusalFile
-from server.roster import Roster
 from tests.federations import Answer, InProcess, pictures, play, prepare, scenario_of
 
 Weights = dict[str, torch.Tensor]

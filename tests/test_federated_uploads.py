@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks.federation.round_records import describe_records
-from benchmarks.federation.simulation import RunFolder
-from benchmarks.federation.training import deal
-from benchmarks.uploads.recorded import Recording
+from fedmjp.benchmarks.federation.round_records import describe_records
+from fedmjp.benchmarks.federation.simulation import RunFolder
+from fedmjp.benchmarks.federation.training import deal
+from fedmjp.benchmarks.uploads.recorded import Recording
 from fedmjp.cli import main
 from fedmjp.errors import BadInputError, ConfigError
 from fedmjp.models.build import build_vit

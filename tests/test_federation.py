@@ -15,9 +15,9 @@ import psutil
 import pytest
 import torch
 
-from attacks.adversary import Adversary
-from benchmarks.federation.simulation import RunFolder
-from benchmarks.running.evaluator import score
+from fedmjp.attacks.adversary import Adversary
+from fedmjp.benchmarks.federation.simulation import RunFolder
+from fedmjp.benchmarks.running.evaluator import score
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
@@ -99,7 +99,7 @@ def federated(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Federate
         "AUDIT_NOTES": str(root / "notes"),
         "FEDMJP_TEST": str(root),
     }
-    where = [sys.executable, "-c", "import benchmarks, fedmjp; print(benchmarks.__file__, fedmjp.__file__)"]
+    where = [sys.executable, "-c", "import fedmjp.benchmarks; print(fedmjp.benchmarks.__file__, fedmjp.__file__)"]
     origin = subprocess.run(where, cwd=elsewhere, env=environment, capture_output=True, text=True, check=True).stdout
     assert origin.count(str(installed)) == 2, "the wheel is what runs"
     started = time.time()

@@ -9,21 +9,21 @@ import torch
 from torch import Tensor
 from torch.func import jacrev
 
-from attacks import ATTACKS
-from attacks.first_mlp.attack import FirstMlp, FirstMlpPatches, FirstMlpPositions
-from attacks.first_mlp.equations import Equations
-from attacks.first_mlp.filling import fill
-from attacks.first_mlp.joint import Joint
-from attacks.first_mlp.places import Entrance
-from attacks.first_mlp.search import beside, search
-from attacks.first_mlp.some import Some
-from attacks.first_mlp.starts import NaturalStarts
-from attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, PROJ_WEIGHT, centred, class_token, entering
-from attacks.mjp.affine import AffinePatches
-from attacks.mjp.span.block import first_block, linear_of
-from attacks.mjp.span.equations import Span
-from attacks.natural_pictures import NaturalPictures
-from attacks.testing import CHECKS, Trial
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.first_mlp.attack import FirstMlp, FirstMlpPatches, FirstMlpPositions
+from fedmjp.attacks.first_mlp.equations import Equations
+from fedmjp.attacks.first_mlp.filling import fill
+from fedmjp.attacks.first_mlp.joint import Joint
+from fedmjp.attacks.first_mlp.places import Entrance
+from fedmjp.attacks.first_mlp.search import beside, search
+from fedmjp.attacks.first_mlp.some import Some
+from fedmjp.attacks.first_mlp.starts import NaturalStarts
+from fedmjp.attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, PROJ_WEIGHT, centred, class_token, entering
+from fedmjp.attacks.mjp.affine import AffinePatches
+from fedmjp.attacks.mjp.span.block import first_block, linear_of
+from fedmjp.attacks.mjp.span.equations import Span
+from fedmjp.attacks.natural_pictures import NaturalPictures
+from fedmjp.attacks.testing import CHECKS, Trial
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.errors import AttackFailedError

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.federation import connection, simulation
-from benchmarks.federation.connection import Connection
-from benchmarks.federation.simulation import follow
+from fedmjp.benchmarks.federation import connection, simulation
+from fedmjp.benchmarks.federation.connection import Connection
+from fedmjp.benchmarks.federation.simulation import follow
 from fedmjp.wire import FAILED, PLAYED
 
 QUORUM = "fedmjp.errors.QuorumError: round 2: 0 of 4 clients answered"

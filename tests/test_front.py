@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.leaderboard import statistics
-from benchmarks.leaderboard.entries import Board, Entry
-from benchmarks.report import numbers
-from benchmarks.report.citation import citation
-from benchmarks.report.details import facts
-from benchmarks.report.front import KEY_FIGURES, NOTHING, QUESTION, answer, key_figures, question
-from benchmarks.report.matrix import Matrix, matrix, server_name
-from benchmarks.report.page import anchor, page
-from benchmarks.report.percent import percent
-from benchmarks.report.thumbnails import BUDGET, SIDES, thumbnails
+from fedmjp.benchmarks.leaderboard import statistics
+from fedmjp.benchmarks.leaderboard.entries import Board, Entry
+from fedmjp.benchmarks.report import numbers
+from fedmjp.benchmarks.report.citation import citation
+from fedmjp.benchmarks.report.details import facts
+from fedmjp.benchmarks.report.front import KEY_FIGURES, NOTHING, QUESTION, answer, key_figures, question
+from fedmjp.benchmarks.report.matrix import Matrix, matrix, server_name
+from fedmjp.benchmarks.report.page import anchor, page
+from fedmjp.benchmarks.report.percent import percent
+from fedmjp.benchmarks.report.thumbnails import BUDGET, SIDES, thumbnails
 from fedmjp.errors import GAVE_UP
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel

@@ -18,14 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from benchmarks.campaign.file import read_campaign
-from benchmarks.federation.simulation import RunFolder
-from benchmarks.leaderboard.admission import admit, submitted
-from benchmarks.leaderboard.board import board_of
-from benchmarks.plan.experiment import Experiment
-from benchmarks.report.latex import latex_text
-from benchmarks.report.tables import csv_text, markdown_text
-from benchmarks.uploads.rounds import open_records
+from fedmjp.benchmarks.campaign.file import read_campaign
+from fedmjp.benchmarks.federation.simulation import RunFolder
+from fedmjp.benchmarks.leaderboard.admission import admit, submitted
+from fedmjp.benchmarks.leaderboard.board import board_of
+from fedmjp.benchmarks.plan.experiment import Experiment
+from fedmjp.benchmarks.report.latex import latex_text
+from fedmjp.benchmarks.report.tables import csv_text, markdown_text
+from fedmjp.benchmarks.uploads.rounds import open_records
 from fedmjp.data.selection import open_source, select_for
 from fedmjp.errors import FedmjpError
 from fedmjp.scenario import Scenario

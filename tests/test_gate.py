@@ -19,11 +19,11 @@ from flwr.compat.common.recorddict_compat import fitins_to_recorddict
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
-from clients.gate.ledger import Entry, GateLedger, epsilon_of
-from clients.gate.policy import Policy
-from clients.gate.reasons import Reason, RefusedError
-from clients.gate.watching import Watch
-from clients.mods import UploadGate
+from fedmjp.clients.gate.ledger import Entry, GateLedger, epsilon_of
+from fedmjp.clients.gate.policy import Policy
+from fedmjp.clients.gate.reasons import Reason, RefusedError
+from fedmjp.clients.gate.watching import Watch
+from fedmjp.clients.mods import UploadGate
 from fedmjp.defences.accounting import composed_epsilon
 from fedmjp.errors import ConfigError, DefenceError
 from fedmjp.facade import bundled_pictures

@@ -14,8 +14,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal
 from flwr.supernode.runtime import run_clientapp
 
-from benchmarks.federation.superlink import PrivateSuperLink
-from clients.gate.ledger import GateLedger
+from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
+from fedmjp.clients.gate.ledger import GateLedger
 
 PROJECT = """
 [project]
@@ -28,7 +28,7 @@ build-backend = "hatchling.build"
 publisher = "nobody"
 [tool.flwr.app.components]
 serverapp = "clients.server:app"
-clientapp = "clients.app:app"
+clientapp = "fedmjp.clients.app:app"
 [tool.flwr.app.config]
 output = ""
 """
@@ -124,7 +124,7 @@ def test_a_gated_supernode_lets_out_what_both_gates_passed_and_nothing_else(tmp_
     ]
 
 
-# Canaries: what ``clients.gate.flower`` takes for granted of Flower.
+# Canaries: what ``fedmjp.clients.gate.flower`` takes for granted of Flower.
 
 
 def test_the_supernodes_loop_calls_what_the_gate_replaces_by_name_and_keyword() -> None:

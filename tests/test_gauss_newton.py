@@ -8,23 +8,23 @@ import torch
 from scipy.optimize import rosen
 from torch import Tensor
 
-import attacks.gauss_newton.residuals
-from attacks.base import picture
-from attacks.first_mlp.equations import Equations
-from attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, class_token
-from attacks.gauss_newton.attack import GaussNewton
-from attacks.gauss_newton.factors import Factored
-from attacks.gauss_newton.levenberg import jacobian, minimise
-from attacks.gauss_newton.refined import Places
-from attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors
-from attacks.gauss_newton.space import OpenSpace
-from attacks.gauss_newton.tokens import Sorted, by_tokens
-from attacks.labels import labels_of
-from attacks.mjp.affine import of_one_upload
-from attacks.mjp.facts import linear_facts
-from attacks.mjp.prior import MjpPrior
-from attacks.mjp.span.block import first_block, linear_of
-from attacks.testing import CHECKS, Trial
+import fedmjp.attacks.gauss_newton.residuals
+from fedmjp.attacks.base import picture
+from fedmjp.attacks.first_mlp.equations import Equations
+from fedmjp.attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, class_token
+from fedmjp.attacks.gauss_newton.attack import GaussNewton
+from fedmjp.attacks.gauss_newton.factors import Factored
+from fedmjp.attacks.gauss_newton.levenberg import jacobian, minimise
+from fedmjp.attacks.gauss_newton.refined import Places
+from fedmjp.attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors
+from fedmjp.attacks.gauss_newton.space import OpenSpace
+from fedmjp.attacks.gauss_newton.tokens import Sorted, by_tokens
+from fedmjp.attacks.labels import labels_of
+from fedmjp.attacks.mjp.affine import of_one_upload
+from fedmjp.attacks.mjp.facts import linear_facts
+from fedmjp.attacks.mjp.prior import MjpPrior
+from fedmjp.attacks.mjp.span.block import first_block, linear_of
+from fedmjp.attacks.testing import CHECKS, Trial
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import select_for
 from fedmjp.metrics import metric
@@ -199,7 +199,7 @@ def test_residuals_are_relative_distances_of_the_gradients(
     name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case: Case = request.getfixturevalue(name)
-    monkeypatch.setattr(attacks.gauss_newton.residuals, "SKETCH", 4096)  # whole tensors
+    monkeypatch.setattr(fedmjp.attacks.gauss_newton.residuals, "SKETCH", 4096)  # whole tensors
     _, residuals = case.problem()
     grey = torch.full_like(case.private.clean, 0.5)
     other = PrivateBatch(**{**vars(case.private), "clean": grey, "shuffled": grey})

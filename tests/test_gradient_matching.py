@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from timm.layers import LayerScale
 from torch import Tensor
 
-from attacks import gradient_matching as subject
-from attacks import matching_loss
-from attacks.gradient_at_tokens import is_plain
-from attacks.gradient_matching import GradientMatching, search
-from attacks.grey import LEVEL
-from attacks.matching_gradients import Candidates, PerCandidateGradients, SimulatedSteps, twice_differentiable
-from attacks.matching_loss import Loss, patch_prior, patch_seams, total_variation
-from attacks.natural_patches import NaturalPatches
-from attacks.weight_products import weight_products
+from fedmjp.attacks import gradient_matching as subject
+from fedmjp.attacks import matching_loss
+from fedmjp.attacks.gradient_at_tokens import is_plain
+from fedmjp.attacks.gradient_matching import GradientMatching, search
+from fedmjp.attacks.grey import LEVEL
+from fedmjp.attacks.matching_gradients import Candidates, PerCandidateGradients, SimulatedSteps, twice_differentiable
+from fedmjp.attacks.matching_loss import Loss, patch_prior, patch_seams, total_variation
+from fedmjp.attacks.natural_patches import NaturalPatches
+from fedmjp.attacks.weight_products import weight_products
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import open_source
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, ConfigError, UnknownNameError

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks import ATTACKS
-from attacks.batch_norm_prior import batch_norm_prior
-from attacks.gradvit import GradVit, GradVitLoss, GradVitOptions, descend, seams, smoothness
-from attacks.matching_gradients import PerCandidateGradients
-from attacks.matching_loss import Job
-from attacks.testing import CHECKS, Trial
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.batch_norm_prior import batch_norm_prior
+from fedmjp.attacks.gradvit import GradVit, GradVitLoss, GradVitOptions, descend, seams, smoothness
+from fedmjp.attacks.matching_gradients import PerCandidateGradients
+from fedmjp.attacks.matching_loss import Job
+from fedmjp.attacks.testing import CHECKS, Trial
 from fedmjp.errors import AttackNotApplicableError, ConfigError
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.threat import ThreatModel

@@ -16,9 +16,10 @@ from fedmjp.cli import main
 
 SECONDS = 20  # in which each must have ended
 BEGINS = (
-    "benchmarks.running.engine.Engine.run", "benchmarks.federation.simulation.run_app",
-    "benchmarks.federation.training.run_app", "benchmarks.running.runner.run_campaign",
-    "benchmarks.running.estimate.estimate", "fedmjp.training.central.train", "fedmjp.evaluation.consistency.measure",
+    "fedmjp.benchmarks.running.engine.Engine.run", "fedmjp.benchmarks.federation.simulation.run_app",
+    "fedmjp.benchmarks.federation.training.run_app", "fedmjp.benchmarks.running.runner.run_campaign",
+    "fedmjp.benchmarks.running.estimate.estimate",
+    "fedmjp.training.central.train", "fedmjp.evaluation.consistency.measure",
 )  # fmt: skip
 CAMPAIGN = """
 name: x

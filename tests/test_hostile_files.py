@@ -15,18 +15,18 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from benchmarks.campaign.file import read_campaign
-from benchmarks.folder.ledger import Ledger
-from benchmarks.folder.study import holds_plan, keep_rows, problems_of_rows, read_study
-from benchmarks.report.answer import print_answer
-from benchmarks.report.tables import csv_text, print_table
-from benchmarks.running.verify import compare_with_published
-from benchmarks.uploads.rounds import open_records
+from fedmjp.benchmarks.campaign.file import read_campaign
+from fedmjp.benchmarks.folder.ledger import Ledger
+from fedmjp.benchmarks.folder.study import holds_plan, keep_rows, problems_of_rows, read_study
+from fedmjp.benchmarks.report.answer import print_answer
+from fedmjp.benchmarks.report.tables import csv_text, print_table
+from fedmjp.benchmarks.running.verify import compare_with_published
+from fedmjp.benchmarks.uploads.rounds import open_records
 from fedmjp.config import Checkpoint
 from fedmjp.data.selection import open_source, select
 from fedmjp.errors import ConfigError, DataError, FedmjpError, OutputError
 from fedmjp.records import Upload
-from server.refusals import Refusal, RefusalFile
+from fedmjp.server.refusals import Refusal, RefusalFile
 from tests.boards import Row, board, cell, grey, ledger_of, near
 from tests.hostile import within
 from tests.test_fuzz import CAMPAIGN

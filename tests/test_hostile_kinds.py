@@ -5,7 +5,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
-from benchmarks.studies.hostile_kinds import KINDS, LATE, Situation, update_of
+from fedmjp.benchmarks.studies.hostile_kinds import KINDS, LATE, Situation, update_of
 from fedmjp.wire import ARRAYS, EXAMPLES, METRICS
 
 HONEST = np.random.default_rng(0).normal(size=(10, 5)).astype(np.float32)

@@ -17,11 +17,11 @@ import psutil
 import pytest
 import torch
 
-from benchmarks.federation.guard import MODULE, PREFIX, SUPEREXEC, end_abandoned
-from benchmarks.folder.pictures import save_png
-from benchmarks.plan.experiment import Plan
-from benchmarks.running.runner import run_local
-from benchmarks.running.workers import Setup
+from fedmjp.benchmarks.federation.guard import MODULE, PREFIX, SUPEREXEC, end_abandoned
+from fedmjp.benchmarks.folder.pictures import save_png
+from fedmjp.benchmarks.plan.experiment import Plan
+from fedmjp.benchmarks.running.runner import run_local
+from fedmjp.benchmarks.running.workers import Setup
 from fedmjp.errors import FedmjpError, StoreError
 from fedmjp.files import PARTIAL
 from tests.experiments import Told, files, moved, rows, small_campaign

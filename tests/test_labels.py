@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attacks.labels import labels_of
+from fedmjp.attacks.labels import labels_of
 from fedmjp.data.selection import Selection
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models import names

@@ -12,8 +12,8 @@ import sys
 from fedmjp.models.build import blueprint
 from fedmjp.scenario import Scenario
 blueprint(Scenario(model="deit_micro").network)
-import benchmarks.running.ray_workers
-import clients.app
+import fedmjp.benchmarks.running.ray_workers
+import fedmjp.clients.app
 print(*sys.modules)
 """
 # As in a release of timm or torchvision that asks the compiler for what the placeholder does not have.
@@ -56,7 +56,7 @@ def test_the_compiler_is_imported_where_a_release_needs_it() -> None:
 
 
 def test_workers_and_clients_start_without_scipy_which_few_of_them_need(imported: set[str]) -> None:
-    assert {"benchmarks.running.ray_workers", "clients.app"} <= imported
+    assert {"fedmjp.benchmarks.running.ray_workers", "fedmjp.clients.app"} <= imported
     assert "scipy" not in imported
 
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks.campaign.file import read_campaign
-from benchmarks.campaign.prepare import Prepared, prepare
-from benchmarks.campaign.shared import SharedCampaign
-from benchmarks.folder.output import OutputFolder
-from benchmarks.folder.queue import Queue, QueuedJob
-from benchmarks.folder.store import Store
-from benchmarks.folder.stored_pictures import StoredPictures
-from benchmarks.running.leasing import MOST_DEATHS, offer, work_off
-from benchmarks.running.progress import RunProgress
-from benchmarks.running.runner import run_campaign
+from fedmjp.benchmarks.campaign.file import read_campaign
+from fedmjp.benchmarks.campaign.prepare import Prepared, prepare
+from fedmjp.benchmarks.campaign.shared import SharedCampaign
+from fedmjp.benchmarks.folder.output import OutputFolder
+from fedmjp.benchmarks.folder.queue import Queue, QueuedJob
+from fedmjp.benchmarks.folder.store import Store
+from fedmjp.benchmarks.folder.stored_pictures import StoredPictures
+from fedmjp.benchmarks.running.leasing import MOST_DEATHS, offer, work_off
+from fedmjp.benchmarks.running.progress import RunProgress
+from fedmjp.benchmarks.running.runner import run_campaign
 from fedmjp.errors import BadInputError, OutputError
 from tests import databases
 from tests.databases import open_plainly

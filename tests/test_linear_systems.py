@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.linear_systems import Gaussian, minimum_norm, positive_solution
+from fedmjp.attacks.linear_systems import Gaussian, minimum_norm, positive_solution
 
 
 def by_pseudo_inverse(rows: Tensor, right: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.mask import mask_refusal, read_mask
+from fedmjp.attacks.mask import mask_refusal, read_mask
 from fedmjp.data.selection import select_for
 from fedmjp.defences import DEFENCES
 from fedmjp.defences.gaussian import Gaussian

@@ -9,9 +9,9 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from attacks import ATTACKS
-from attacks.mjp.batches import _stating
-from attacks.mjp.facts import linear_facts
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.mjp.batches import _stating
+from fedmjp.attacks.mjp.facts import linear_facts
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.errors import AttackFailedError
 from fedmjp.jigsaw import rearrange

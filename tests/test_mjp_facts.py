@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.mjp.affine import of_several_uploads
-from attacks.mjp.facts import LinearFacts, linear_facts, refusal
-from attacks.mjp.linking import link
+from fedmjp.attacks.mjp.affine import of_several_uploads
+from fedmjp.attacks.mjp.facts import LinearFacts, linear_facts, refusal
+from fedmjp.attacks.mjp.linking import link
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.errors import AttackFailedError

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attacks import ATTACKS
-from attacks.mjp.linking import same_but_for_noise
-from attacks.testing import CHECKS, Trial
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.mjp.linking import same_but_for_noise
+from fedmjp.attacks.testing import CHECKS, Trial
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.metrics import METRICS
 from fedmjp.models.build import build_vit

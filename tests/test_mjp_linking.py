@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.mjp.facts import LinearFacts, linear_facts
-from attacks.mjp.linking import Statement, Verdict, compare, groups, link
+from fedmjp.attacks.mjp.facts import LinearFacts, linear_facts
+from fedmjp.attacks.mjp.linking import Statement, Verdict, compare, groups, link
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.models.build import build_vit

@@ -5,9 +5,9 @@ import pytest
 import torch
 from scipy.optimize import approx_fprime
 
-from attacks.mjp.facts import linear_facts
-from attacks.mjp.matching import MjpMatching, _Mismatch
-from attacks.testing import CHECKS, Trial
+from fedmjp.attacks.mjp.facts import linear_facts
+from fedmjp.attacks.mjp.matching import MjpMatching, _Mismatch
+from fedmjp.attacks.testing import CHECKS, Trial
 from fedmjp.data.selection import Selection
 from fedmjp.errors import ConfigError
 from fedmjp.models.classifier import VitClassifier

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.mjp.affine import AffinePatches, of_one_upload
-from attacks.mjp.choice import gradient_distance
-from attacks.mjp.closing import close
-from attacks.mjp.facts import linear_facts
-from attacks.mjp.flattening import flatten
-from attacks.mjp.prior import MjpPrior
-from attacks.natural_pictures import NaturalPictures
-from attacks.patch_embedding import PatchEmbedding
+from fedmjp.attacks.mjp.affine import AffinePatches, of_one_upload
+from fedmjp.attacks.mjp.choice import gradient_distance
+from fedmjp.attacks.mjp.closing import close
+from fedmjp.attacks.mjp.facts import linear_facts
+from fedmjp.attacks.mjp.flattening import flatten
+from fedmjp.attacks.mjp.prior import MjpPrior
+from fedmjp.attacks.natural_pictures import NaturalPictures
+from fedmjp.attacks.patch_embedding import PatchEmbedding
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.errors import AttackNotApplicableError

@@ -8,15 +8,15 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from attacks.mjp.span.apart import Apart
-from attacks.mjp.span.counts import with_copies
-from attacks.mjp.span.equations import Known, attended
-from attacks.mjp.span.minimise import Steps, minimise
-from attacks.mjp.span.naturalness import Naturalness
-from attacks.mjp.span.search import Search
-from attacks.mjp.span.separation import separate
-from attacks.mjp.span.tangents import directions_from
-from attacks.mjp.span.visible import IMPOSSIBLE, Visible
+from fedmjp.attacks.mjp.span.apart import Apart
+from fedmjp.attacks.mjp.span.counts import with_copies
+from fedmjp.attacks.mjp.span.equations import Known, attended
+from fedmjp.attacks.mjp.span.minimise import Steps, minimise
+from fedmjp.attacks.mjp.span.naturalness import Naturalness
+from fedmjp.attacks.mjp.span.search import Search
+from fedmjp.attacks.mjp.span.separation import separate
+from fedmjp.attacks.mjp.span.tangents import directions_from
+from fedmjp.attacks.mjp.span.visible import IMPOSSIBLE, Visible
 from fedmjp.data.selection import Selection
 from fedmjp.patches import from_patches, to_patches
 from fedmjp.private import PrivateBatch

@@ -11,19 +11,19 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from attacks import ATTACKS
-from attacks.mjp.affine import AffinePatches
-from attacks.mjp.closing import close
-from attacks.mjp.facts import linear_facts
-from attacks.mjp.span.attack import MjpSpan, solve
-from attacks.mjp.span.certificate import Certificate, certify
-from attacks.mjp.span.equations import Equations, Known, attended, equations
-from attacks.mjp.span.joint import solve_jointly
-from attacks.mjp.span.minimise import Steps, minimise
-from attacks.mjp.span.naturalness import Naturalness
-from attacks.mjp.span.search import Search
-from attacks.mjp.span.tokens import settle, stated_tokens, suffice
-from attacks.testing import CHECKS, Trial
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.mjp.affine import AffinePatches
+from fedmjp.attacks.mjp.closing import close
+from fedmjp.attacks.mjp.facts import linear_facts
+from fedmjp.attacks.mjp.span.attack import MjpSpan, solve
+from fedmjp.attacks.mjp.span.certificate import Certificate, certify
+from fedmjp.attacks.mjp.span.equations import Equations, Known, attended, equations
+from fedmjp.attacks.mjp.span.joint import solve_jointly
+from fedmjp.attacks.mjp.span.minimise import Steps, minimise
+from fedmjp.attacks.mjp.span.naturalness import Naturalness
+from fedmjp.attacks.mjp.span.search import Search
+from fedmjp.attacks.mjp.span.tokens import settle, stated_tokens, suffice
+from fedmjp.attacks.testing import CHECKS, Trial
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.errors import AttackNotApplicableError

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attacks.mjp.span.equations import Known, attended
-from attacks.mjp.span.unseen import Tokens, fitted
-from attacks.mjp.span.visible import Visible
+from fedmjp.attacks.mjp.span.equations import Known, attended
+from fedmjp.attacks.mjp.span.unseen import Tokens, fitted
+from fedmjp.attacks.mjp.span.visible import Visible
 from tests.test_mjp_separation import repeated, without
 from tests.test_mjp_span import Case
 

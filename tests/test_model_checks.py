@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clients.checks import Finding, Incoming, examine_model, remember
-from clients.checks.base import ENOUGH, REMEMBERED
-from clients.checks.bins import ALONE, check_bins
-from clients.checks.disaggregation import SNR
-from clients.checks.movement import STEP, check_movement
-from clients.checks.parallel import directions_of, may_have_parallel_rows
-from clients.checks.structure import check_structure
-from clients.checks.trace import trace_of
+from fedmjp.clients.checks import Finding, Incoming, examine_model, remember
+from fedmjp.clients.checks.base import ENOUGH, REMEMBERED
+from fedmjp.clients.checks.bins import ALONE, check_bins
+from fedmjp.clients.checks.disaggregation import SNR
+from fedmjp.clients.checks.movement import STEP, check_movement
+from fedmjp.clients.checks.parallel import directions_of, may_have_parallel_rows
+from fedmjp.clients.checks.structure import check_structure
+from fedmjp.clients.checks.trace import trace_of
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.exchange import changed_weights
 from fedmjp.models.build import build_vit, with_weights

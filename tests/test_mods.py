@@ -26,8 +26,8 @@ from flwr.compat.common.recorddict_compat import fitins_to_recorddict, recorddic
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
-from clients.budget import Ledger
-from clients.mods import REFUSED, defence_mod
+from fedmjp.clients.budget import Ledger
+from fedmjp.clients.mods import REFUSED, defence_mod
 from fedmjp.defences import DEFENCES
 from fedmjp.errors import ConfigError, DefenceError, UnknownNameError
 from fedmjp.randomness import SeededRandomness
@@ -218,11 +218,11 @@ def test_the_sensitivity_cannot_be_stated_apart_from_the_clipping_norm() -> None
 
 
 def test_metrics_leave_in_clear_as_the_documentation_says() -> None:
-    import clients.mods
+    import fedmjp.clients.mods
 
     reply = call(defence_mod("clip"), SENT, SENT)
     assert dict(reply.content.metric_records["metrics"]) == {"train_loss": 1.23, "num-examples": 1}
-    assert "leave in clear" in str(clients.mods.__doc__)
+    assert "leave in clear" in str(fedmjp.clients.mods.__doc__)
 
 
 def test_only_replies_to_train_messages_are_changed() -> None:
@@ -369,7 +369,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from clients.mods import defence_mod
+from fedmjp.clients.mods import defence_mod
 
 client, server = ClientApp(mods=[defence_mod("clip", norm=0.5)]), ServerApp()
 

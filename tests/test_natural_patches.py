@@ -5,9 +5,16 @@ import json
 import pytest
 import torch
 
-from attacks.linear_systems import Gaussian, posterior_mean
-from attacks.natural_patches import PROVENANCE, TABLE, NaturalPatches, measured_on, patch_covariance, prior_refusal
-from benchmarks.studies.measure_prior import autocovariance
+from fedmjp.attacks.linear_systems import Gaussian, posterior_mean
+from fedmjp.attacks.natural_patches import (
+    PROVENANCE,
+    TABLE,
+    NaturalPatches,
+    measured_on,
+    patch_covariance,
+    prior_refusal,
+)
+from fedmjp.benchmarks.studies.measure_prior import autocovariance
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.models.build import build_vit

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.natural_patches import patch_statistics
-from attacks.natural_pictures import FLOOR, WINDOW, NaturalPictures
+from fedmjp.attacks.natural_patches import patch_statistics
+from fedmjp.attacks.natural_pictures import FLOOR, WINDOW, NaturalPictures
 from fedmjp.config import ModelConfig
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models.build import build_vit

@@ -11,27 +11,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.entries import Entries
-from attacks.first_mlp.places import Entrance
-from attacks.gauss_newton import picked
-from attacks.gauss_newton.beliefs import believed
-from attacks.gauss_newton.body import shown_directions
-from attacks.gauss_newton.chosen import anywhere, largest, some
-from attacks.gauss_newton.complete import Stated, complete
-from attacks.gauss_newton.degraded import GAIN, NetworkDegraded, Search
-from attacks.gauss_newton.descent import AT_A_TIME
-from attacks.gauss_newton.evidence import DOUBT, Evidence
-from attacks.gauss_newton.factors import Factors
-from attacks.gauss_newton.levenberg import Ends, Minimum, minimise
-from attacks.gauss_newton.ordered import Found, Ordered, Ordering, Settled, Start
-from attacks.gauss_newton.picked import Known, PickedResiduals, made_entries
-from attacks.gauss_newton.placing import FAR, Placing, Swaps
-from attacks.gauss_newton.sent import Sent
-from attacks.gauss_newton.sides import Sides, search
-from attacks.gauss_newton.space import OpenSpace, Prior
-from attacks.gauss_newton.whole import LOOKS, Whole
-from attacks.patch_embedding_degraded import PatchEmbeddingDegraded, different
 from fedmjp import bundled_pictures
+from fedmjp.attacks.entries import Entries
+from fedmjp.attacks.first_mlp.places import Entrance
+from fedmjp.attacks.gauss_newton import picked
+from fedmjp.attacks.gauss_newton.beliefs import believed
+from fedmjp.attacks.gauss_newton.body import shown_directions
+from fedmjp.attacks.gauss_newton.chosen import anywhere, largest, some
+from fedmjp.attacks.gauss_newton.complete import Stated, complete
+from fedmjp.attacks.gauss_newton.degraded import GAIN, NetworkDegraded, Search
+from fedmjp.attacks.gauss_newton.descent import AT_A_TIME
+from fedmjp.attacks.gauss_newton.evidence import DOUBT, Evidence
+from fedmjp.attacks.gauss_newton.factors import Factors
+from fedmjp.attacks.gauss_newton.levenberg import Ends, Minimum, minimise
+from fedmjp.attacks.gauss_newton.ordered import Found, Ordered, Ordering, Settled, Start
+from fedmjp.attacks.gauss_newton.picked import Known, PickedResiduals, made_entries
+from fedmjp.attacks.gauss_newton.placing import FAR, Placing, Swaps
+from fedmjp.attacks.gauss_newton.sent import Sent
+from fedmjp.attacks.gauss_newton.sides import Sides, search
+from fedmjp.attacks.gauss_newton.space import OpenSpace, Prior
+from fedmjp.attacks.gauss_newton.whole import LOOKS, Whole
+from fedmjp.attacks.patch_embedding_degraded import PatchEmbeddingDegraded, different
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.exchange import Exchange
@@ -264,7 +264,7 @@ def test_all_entries_are_compared_where_some_say_how_the_cost_curves(
     gained = float(slope @ torch.linalg.solve(found.gram, slope)) / 4  # by a further step of Newton's
     assert gained < 1e-4 * found.cost
     assert found.cost < float(cost(space.unknowns(true[None]))), "noise is explained as well"
-    monkeypatch.setattr("attacks.gauss_newton.whole.STEPS", AT_A_TIME)
+    monkeypatch.setattr("fedmjp.attacks.gauss_newton.whole.STEPS", AT_A_TIME)
     briefly = whole.search(space, start, gram, math.inf, lambda *_: None)
     assert AT_A_TIME < briefly.steps <= LOOKS * AT_A_TIME, "it looks again at how the cost curves"
     assert briefly.cost < float(cost(start))
@@ -382,7 +382,7 @@ def test_signs_of_which_a_candidate_is_sure_are_not_looked_at(model: VitClassifi
 
 
 def test_a_search_by_sides_ends_where_most_are_right(model: VitClassifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attacks.gauss_newton.sides.STEPS", 2 * AT_A_TIME)
+    monkeypatch.setattr("fedmjp.attacks.gauss_newton.sides.STEPS", 2 * AT_A_TIME)
     scenario, exchange = exchanged("sign", model)
     sides, true = sides_of(exchange, scenario, model), patches_of(exchange.private.clean, model)
     space = OpenSpace.of_shown(shown_directions(Entrance.of(model)), Prior.of(model))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.federation.round_records import describe_records
-from benchmarks.federation.simulation import RunFolder, simulate
-from benchmarks.uploads.recorded import Recording
+from fedmjp.benchmarks.federation.round_records import describe_records
+from fedmjp.benchmarks.federation.simulation import RunFolder, simulate
+from fedmjp.benchmarks.uploads.recorded import Recording
 from fedmjp.data.selection import select_for
 from fedmjp.defences import DEFENCES
 from fedmjp.errors import FederationError
@@ -20,10 +20,10 @@ from fedmjp.randomness import SeededRandomness
 from fedmjp.records import Upload, record_name
 from fedmjp.replies import mean_of
 from fedmjp.scenario import Scenario
+from fedmjp.server.refusals import RefusalFile
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.updates import local_update
 from fedmjp.wire import evaluator_of_round, uploads_of_round
-from server.refusals import RefusalFile
 from tests.federations import MICRO, PLAIN, play, scenario_of
 
 OPTIONS = {"secure_sum": ["secure_sum:clients=2"]}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.federation.bundle import PACKAGES, write_app
 from fedmjp import __version__
+from fedmjp.benchmarks.federation.bundle import write_app
 from fedmjp.config import RunConfig
 
 ROOT = Path(__file__).parents[1]
@@ -40,10 +40,14 @@ def test_readme_has_the_two_commands() -> None:
 
 def test_the_app_made_of_installed_packages_is_whole(tmp_path: Path) -> None:
     app = write_app(tmp_path / "app")
-    for package in PACKAGES:
-        theirs = {path.relative_to(app / package) for path in (app / package).rglob("*.py")}
-        ours = {path.relative_to(ROOT / package) for path in (ROOT / package).rglob("*.py")}
-        assert theirs == {path for path in ours if path.parts[0] not in ("cli", "__main__.py")}, package
+    parts = ("attacks", "clients", "server")
+    theirs = {path.relative_to(app / "fedmjp") for path in (app / "fedmjp").rglob("*.py")}
+    for part in parts:
+        ours = {path.relative_to(ROOT) for path in (ROOT / part).rglob("*.py")}
+        assert {path for path in theirs if path.parts[0] == part} == ours, part
+    shared = {path.relative_to(ROOT / "fedmjp") for path in (ROOT / "fedmjp").rglob("*.py")}
+    omitted = ("benchmarks", "cli", "__main__.py")
+    assert {p for p in theirs if p.parts[0] not in parts} == {p for p in shared if p.parts[0] not in (*parts, *omitted)}
     assert {path.name for path in (app / "fedmjp" / "defences").iterdir()} >= {"mjp.py", "local_dp.py", "pipeline.py"}
     assert not list(app.rglob("*.md")), "a changed README would make another bundle, which sites refuse"
     config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
@@ -52,8 +56,9 @@ def test_the_app_made_of_installed_packages_is_whole(tmp_path: Path) -> None:
 
 def test_the_app_runs_without_the_command_line(tmp_path: Path) -> None:
     app = write_app(tmp_path / "app")
-    assert not any("fedmjp.cli" in path.read_text() for path in app.rglob("*.py")), "none of it names the command line"
-    code = "import fedmjp, clients.app, server.app; print(fedmjp.__file__)"
+    named = [path for path in app.rglob("*.py") if re.search(r"fedmjp\.cli\b", path.read_text())]
+    assert not named, "none of it names the command line"
+    code = "import fedmjp, fedmjp.clients.app, fedmjp.server.app; print(fedmjp.__file__)"
     environment = {**os.environ, "PYTHONPATH": str(app)}
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, env=environment, cwd=tmp_path, capture_output=True, text=True
@@ -69,7 +74,15 @@ def test_flowers_bundle_of_the_clone_holds_what_a_federation_needs_and_no_more(t
     subprocess.run([flwr, "build", "--app", clone], check=True, cwd=tmp_path, capture_output=True)
     (bundle,) = tmp_path.glob("*.fab")
     names = zipfile.ZipFile(bundle).namelist()
-    assert {name.split("/")[0] for name in names if name.endswith(".py")} == set(PACKAGES)
+    assert {name.split("/")[0] for name in names if name.endswith(".py")} == {"attacks", "clients", "fedmjp", "server"}
+    unpacked = tmp_path / "unpacked"
+    zipfile.ZipFile(bundle).extractall(unpacked)
+    code = "import fedmjp, fedmjp.clients.app, fedmjp.server.app; print(fedmjp.server.app.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(unpacked)}, cwd=tmp_path,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == str(unpacked / "server" / "app.py")
     assert "fedmjp/defences/pipeline.py" in names
     assert not any(name.startswith("fedmjp/cli/") for name in names)
     assert bundle.stat().st_size < 1_000_000
@@ -78,18 +91,17 @@ def test_flowers_bundle_of_the_clone_holds_what_a_federation_needs_and_no_more(t
 @pytest.mark.slow
 def test_the_wheel_holds_all_packages_the_page_template_and_the_prior(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    packages = {name.split("/")[0] for name in names if name.endswith(".py")}
-    assert packages == {*PACKAGES, "benchmarks"}
-    assert {f"benchmarks/report/page.{suffix}" for suffix in ("html.jinja", "css", "js")} <= set(names)
-    assert {f"benchmarks/report/site/{name}" for name in ("base.html.jinja", "site.css", "search.js")} <= set(names)
-    assert {f"{package}/py.typed" for package in packages} <= set(names)
-    assert {"benchmarks/leaderboard/reported/mjp_table5.json", "benchmarks/campaigns/smoke.yaml"} <= set(names)
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"fedmjp"}, "one import root"
+    benchmarks = "fedmjp/benchmarks"
+    assert {f"{benchmarks}/report/page.{suffix}" for suffix in ("html.jinja", "css", "js")} <= set(names)
+    assert {f"{benchmarks}/report/site/{name}" for name in ("base.html.jinja", "site.css", "search.js")} <= set(names)
+    assert "fedmjp/py.typed" in names
+    assert {f"{benchmarks}/leaderboard/reported/mjp_table5.json", f"{benchmarks}/campaigns/smoke.yaml"} <= set(names)
     defences = {f"fedmjp/defences/{path.name}" for path in (ROOT / "fedmjp" / "defences").glob("*.py")}
     assert len(defences) > 15
     assert defences <= set(names)
-    assert {"attacks/natural_patches.safetensors", "attacks/natural_patches.json"} <= set(names)
-    assert {f"{package}/py.typed" for package in packages} <= set(names)
-    assert not any(name.startswith(("tests", "results")) for name in names)
+    assert {f"fedmjp/attacks/natural_patches.{suffix}" for suffix in ("safetensors", "json")} <= set(names)
+    assert len(names) == len(set(names)), "a folder that is linked is packed once"
 
 
 def test_the_source_distribution_says_its_licence_and_how_to_cite_it(tmp_path: Path) -> None:
@@ -97,4 +109,4 @@ def test_the_source_distribution_says_its_licence_and_how_to_cite_it(tmp_path: P
     subprocess.run(build, check=True, cwd=ROOT, capture_output=True)
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"LICENSE", "CITATION.cff", "README.md", "CHANGELOG.md", "fedmjp/py.typed"} <= names
+    assert {"LICENSE", "CITATION.cff", "README.md", "CHANGELOG.md", "fedmjp/py.typed", "fedmjp/server/app.py"} <= names

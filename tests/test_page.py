@@ -19,8 +19,8 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from benchmarks.report.page import Gallery, Shown
-from benchmarks.report.publish import publish
+from fedmjp.benchmarks.report.page import Gallery, Shown
+from fedmjp.benchmarks.report.publish import publish
 from tests.sample_board import NASTY, nasty_entry, sample_board
 
 DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium")

@@ -8,8 +8,8 @@ import pytest
 from flwr.app import Message
 
 from fedmjp.errors import FederationError, QuorumError
-from server.patience import AT_ONCE, LEAST, LONGEST, SHARE, SHORTEST, TIMES, UNKNOWN, Patience, PatientGrid
-from server.roster import Roster
+from fedmjp.server.patience import AT_ONCE, LEAST, LONGEST, SHARE, SHORTEST, TIMES, UNKNOWN, Patience, PatientGrid
+from fedmjp.server.roster import Roster
 
 
 class Timed:
@@ -133,8 +133,8 @@ class Coming:
 def test_a_run_that_nobody_answers_ends_with_the_code_for_want_of_replies(
     clients: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.roster.POLL_SECONDS", 0.0)
-    monkeypatch.setattr("server.roster.Message", lambda **_: None)  # Flower makes messages only inside a run
+    monkeypatch.setattr("fedmjp.server.roster.POLL_SECONDS", 0.0)
+    monkeypatch.setattr("fedmjp.server.roster.Message", lambda **_: None)  # Flower makes messages only inside a run
     with pytest.raises(QuorumError, match=reason) as raised:
         Roster(Coming(clients), 2).wait(0.0)  # type: ignore[arg-type]
     assert (raised.value.exit_code, FederationError.exit_code) == (3, 1)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.campaign.prepare import ledger_of
-from benchmarks.folder.ledger import Ledger
-from benchmarks.folder.pictures import files_of
-from benchmarks.plan import planning
-from benchmarks.plan.experiment import AttackConfig, Experiment, Plan, experiments_of
-from benchmarks.plan.planning import plan
 from fedmjp import provenance
+from fedmjp.benchmarks.campaign.prepare import ledger_of
+from fedmjp.benchmarks.folder.ledger import Ledger
+from fedmjp.benchmarks.folder.pictures import files_of
+from fedmjp.benchmarks.plan import planning
+from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Plan, experiments_of
+from fedmjp.benchmarks.plan.planning import plan
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import select_for
 from fedmjp.defences import DEFENCES
@@ -214,7 +214,7 @@ def test_pictures_that_a_prior_was_made_of_are_left_out_of_its_cells_and_counted
     experiments: list[Experiment], batches: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = batches[0][0].name
-    monkeypatch.setattr("benchmarks.plan.planning.measured_on", lambda name, sha256: name == known)
+    monkeypatch.setattr("fedmjp.benchmarks.plan.planning.measured_on", lambda name, sha256: name == known)
     made = planned(experiments, batches)
     left_out = {each.cell.attack: each.left_out for each in made.cells}
     assert left_out == {"april": 1, "patch_embedding": 0, "grey": 0}

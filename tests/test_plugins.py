@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-import attacks.testing
+import fedmjp.attacks.testing
 import fedmjp.defences.testing
 from tests.conftest import ROOT
 
@@ -36,7 +36,7 @@ packages = ["third_party"]
 MODULE = '''
 """What another package may add: an attack, which is one of ours under another name, and a defence."""
 
-from attacks.patch_embedding import PatchEmbedding
+from fedmjp.attacks.patch_embedding import PatchEmbedding
 from fedmjp.defences.base import Defence
 
 
@@ -58,14 +58,14 @@ class Halved(Defence):
         return {name: 0.5 * tensor if tensor.is_floating_point() else tensor for name, tensor in update.items()}
 '''
 CONFORMANCE = """
-import attacks.testing
+import fedmjp.attacks.testing
 import fedmjp.defences.testing
 import pytest
 from third_party import Halved, MeanPatch
 
-@pytest.mark.parametrize("check", attacks.testing.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", fedmjp.attacks.testing.CHECKS, ids=lambda check: check.__name__)
 def test_conformance_of_the_attack(check):
-    check(attacks.testing.Trial(attack=MeanPatch(), model="deit_tiny"))
+    check(fedmjp.attacks.testing.Trial(attack=MeanPatch(), model="deit_tiny"))
 
 @pytest.mark.parametrize("check", fedmjp.defences.testing.CHECKS, ids=lambda check: check.__name__)
 def test_conformance_of_the_defence(check):
@@ -158,7 +158,7 @@ def test_what_another_package_adds_is_held_to_the_contract(site: Path, tmp_path:
         cwd=tmp_path,
         env={"PYTHONPATH": f"{site}:{ROOT}", "PATH": "/usr/bin:/bin"},
     )
-    count = len(attacks.testing.CHECKS) + len(fedmjp.defences.testing.CHECKS)
+    count = len(fedmjp.attacks.testing.CHECKS) + len(fedmjp.defences.testing.CHECKS)
     assert f"{count} passed" in suite.stdout, suite.stdout
 
 
@@ -185,11 +185,14 @@ def test_a_broken_plug_in_is_named(site: Path, tmp_path: Path) -> None:
 def test_a_plug_in_cannot_replace_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib.metadata import EntryPoint
 
-    from attacks.grey import Grey
+    from fedmjp.attacks.grey import Grey
     from fedmjp.registry import Registry
 
-    points = [EntryPoint("grey", "elsewhere:Grey", "fedmjp.attacks"), EntryPoint("new", "attacks.grey:Grey", "x")]
+    points = [
+        EntryPoint("grey", "elsewhere:Grey", "fedmjp.attacks"),
+        EntryPoint("new", "fedmjp.attacks.grey:Grey", "x"),
+    ]
     monkeypatch.setattr("fedmjp.registry.entry_points", lambda group: points)
-    registry: Registry[type] = Registry("attack", {"grey": "attacks.grey:Grey"}, entry_points="fedmjp.attacks")
+    registry: Registry[type] = Registry("attack", {"grey": "fedmjp.attacks.grey:Grey"}, entry_points="fedmjp.attacks")
     assert registry.get("grey") is Grey
     assert set(registry) == {"grey", "new"}

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from benchmarks.folder.store import Store
+from fedmjp.benchmarks.folder.store import Store
 from fedmjp.errors import BadInputError, StoreError
 from tests import databases
 from tests.databases import PASSWORD, Server, trial

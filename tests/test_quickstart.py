@@ -1,6 +1,6 @@
 """`fedmjp quickstart`: full-size DeiT-S through Flower, on two of eight pictures, shown up to four times of eight.
 
-All of it takes minutes: benchmarks.performance.quickstart runs it, results/quickstart-reference shows it.
+All of it takes minutes: fedmjp.benchmarks.performance.quickstart runs it, results/quickstart-reference shows it.
 """
 
 import itertools
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 PICTURES = 2
 PROGRAM = """
-from benchmarks.campaign import quickstart
+from fedmjp.benchmarks.campaign import quickstart
 from fedmjp.cli import main
 quickstart.PICTURES_PER_CLIENT = 1
 del quickstart.TRIED["deit_small", 8]

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.folder.output import OutputFolder
-from benchmarks.plan.experiment import Plan
-from benchmarks.running import ray_workers
-from benchmarks.running.engine import Job
-from benchmarks.running.ray_workers import WorkerError
-from benchmarks.running.runner import run_local, run_ray
-from benchmarks.running.workers import Setup
+from fedmjp.benchmarks.folder.output import OutputFolder
+from fedmjp.benchmarks.plan.experiment import Plan
+from fedmjp.benchmarks.running import ray_workers
+from fedmjp.benchmarks.running.engine import Job
+from fedmjp.benchmarks.running.ray_workers import WorkerError
+from fedmjp.benchmarks.running.runner import run_local, run_ray
+from fedmjp.benchmarks.running.workers import Setup
 from fedmjp.data.pictures import LabelledPicture, PictureSource
 from fedmjp.errors import BadInputError, ConfigError, OutputError, StoreError
 from tests import test_workers
@@ -107,7 +107,7 @@ def test_it_gives_the_rows_and_pictures_of_a_local_run(
 def test_a_job_that_kills_its_worker_is_tried_again_and_becomes_failed_rows_the_second_time(
     cluster: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("benchmarks.running.engine.CHUNK", 1)
+    monkeypatch.setattr("fedmjp.benchmarks.running.engine.CHUNK", 1)
     # One job per picture: every death costs the start of a worker.
     grid = {"attacks": ("grey",), "defences": ("none",), "settings": ("a",)}
     plan, setup = small_campaign(tmp_path / "deadly", seeds=(0,), **grid)

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks.studies.realistic import CLOSED, STEPS, figure, rows_of, summary
+from fedmjp.benchmarks.studies.realistic import CLOSED, STEPS, figure, rows_of, summary
 from fedmjp.data.selection import open_source, select
 from fedmjp.models.build import build_vit
 from fedmjp.scenario import Scenario

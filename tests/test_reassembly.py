@@ -6,9 +6,9 @@ import torch
 from scipy.spatial.distance import mahalanobis
 from torch import Tensor
 
-from attacks.adversary import Adversary
-from attacks.reassembly import _misfit, _Puzzle, _seam_distances, reassemble
-from benchmarks.plan.experiment import AttackConfig
+from fedmjp.attacks.adversary import Adversary
+from fedmjp.attacks.reassembly import _misfit, _Puzzle, _seam_distances, reassemble
+from fedmjp.benchmarks.plan.experiment import AttackConfig
 from fedmjp.data.selection import Selection
 from fedmjp.errors import ConfigError, UnknownNameError
 from fedmjp.jigsaw import draw

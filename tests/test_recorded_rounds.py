@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 import torch
 
-from attacks.mjp.localisation import without_localisation
-from benchmarks.federation.round_records import describe_records
-from benchmarks.federation.training import deal
-from benchmarks.plan.experiment import Experiment
-from benchmarks.uploads.rounds import RecordedRounds, attacked, open_records
+from fedmjp.attacks.mjp.localisation import without_localisation
+from fedmjp.benchmarks.federation.round_records import describe_records
+from fedmjp.benchmarks.federation.training import deal
+from fedmjp.benchmarks.plan.experiment import Experiment
+from fedmjp.benchmarks.uploads.rounds import RecordedRounds, attacked, open_records
 from fedmjp.cli import main
 from fedmjp.errors import BadInputError
 from fedmjp.exchange import Exchange

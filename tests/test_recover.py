@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import attacks.recover
 import fedmjp
+import fedmjp.attacks.recover
 from fedmjp.errors import BadInputError
 from fedmjp.models import names
 from tests.test_adopt import MEAN, STD, attacked, clean, gradients, made, of_timm, of_torchvision, of_transformers
@@ -143,7 +143,7 @@ def test_a_scenarios_upload_of_other_weights_is_refused() -> None:
 
 
 def test_the_example_runs() -> None:
-    result = doctest.testmod(attacks.recover)
+    result = doctest.testmod(fedmjp.attacks.recover)
     assert result.attempted > 0
     assert result.failed == 0
 

@@ -15,20 +15,20 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 from rich.console import Console
 
-from benchmarks import leaderboard, report
-from benchmarks.leaderboard.entries import Board, Difference, Entry, Marginal, Share, Utility
-from benchmarks.leaderboard.headline import headline
-from benchmarks.leaderboard.standings import standings
-from benchmarks.report import numbers
-from benchmarks.report.drawing import COLOURS, UNDEFENDED_COLOUR, styles
-from benchmarks.report.findings import LINES, NAIVE, findings, strongest
-from benchmarks.report.latex import escaped, latex_text
-from benchmarks.report.page import Gallery, Shown, page
-from benchmarks.report.plots import inline, plots, standalone
-from benchmarks.report.publish import FORMATS, publish
-from benchmarks.report.reported import nearest_of_ours, reported_rows
-from benchmarks.report.rows import CHANGED, Row, Section, sections
-from benchmarks.report.tables import PRINTED, csv_text, markdown_text, print_table
+from fedmjp.benchmarks import leaderboard, report
+from fedmjp.benchmarks.leaderboard.entries import Board, Difference, Entry, Marginal, Share, Utility
+from fedmjp.benchmarks.leaderboard.headline import headline
+from fedmjp.benchmarks.leaderboard.standings import standings
+from fedmjp.benchmarks.report import numbers
+from fedmjp.benchmarks.report.drawing import COLOURS, UNDEFENDED_COLOUR, styles
+from fedmjp.benchmarks.report.findings import LINES, NAIVE, findings, strongest
+from fedmjp.benchmarks.report.latex import escaped, latex_text
+from fedmjp.benchmarks.report.page import Gallery, Shown, page
+from fedmjp.benchmarks.report.plots import inline, plots, standalone
+from fedmjp.benchmarks.report.publish import FORMATS, publish
+from fedmjp.benchmarks.report.reported import nearest_of_ours, reported_rows
+from fedmjp.benchmarks.report.rows import CHANGED, Row, Section, sections
+from fedmjp.benchmarks.report.tables import PRINTED, csv_text, markdown_text, print_table
 from fedmjp.defences import DEFENCES
 from fedmjp.zoo import ZOO
 from tests.sample_board import NASTY, THREATS, nasty_entry, sample_board, sample_entry

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from benchmarks.federation import resources
-from benchmarks.federation.resources import clients_per_gpu, measured_step, resources_for, take_steps
 from fedmjp import provenance
+from fedmjp.benchmarks.federation import resources
+from fedmjp.benchmarks.federation.resources import clients_per_gpu, measured_step, resources_for, take_steps
 from fedmjp.errors import ConfigError
 from fedmjp.scenario import Scenario
 from tests.federations import PLAIN, scenario_of

@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from attacks.held_out import developed_on
-from benchmarks.folder.output import OutputFolder
-from benchmarks.folder.study import TRIALS, holds_plan, problems_of_rows, read_study
-from benchmarks.report.render import board_in
-from benchmarks.running.verify import compare_with_published, verify
+from fedmjp.attacks.held_out import developed_on
+from fedmjp.benchmarks.folder.output import OutputFolder
+from fedmjp.benchmarks.folder.study import TRIALS, holds_plan, problems_of_rows, read_study
+from fedmjp.benchmarks.report.render import board_in
+from fedmjp.benchmarks.running.verify import compare_with_published, verify
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

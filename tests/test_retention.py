@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.folder.ledger import Ledger
-from benchmarks.folder.pictures import files_of
-from benchmarks.plan.experiment import Keep, Plan, PlannedTrial
-from benchmarks.running.retention import Retention, extremes
-from benchmarks.running.runner import run_local
-from benchmarks.running.workers import Setup
+from fedmjp.benchmarks.folder.ledger import Ledger
+from fedmjp.benchmarks.folder.pictures import files_of
+from fedmjp.benchmarks.plan.experiment import Keep, Plan, PlannedTrial
+from fedmjp.benchmarks.running.retention import Retention, extremes
+from fedmjp.benchmarks.running.runner import run_local
+from fedmjp.benchmarks.running.workers import Setup
 from tests.experiments import Told, files, moved, rows, small_campaign
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.federation.simulation import RunFolder, simulate
+from fedmjp.benchmarks.federation.simulation import RunFolder, simulate
 from fedmjp.config import RunConfig
 from fedmjp.defences.pipeline import DefenceConfig, pipeline_of
 from fedmjp.errors import ConfigError

@@ -10,8 +10,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedmjp.server.screening import refusal
 from fedmjp.wire import ARRAYS, BUFFERS, METRICS, REPORTED
-from server.screening import refusal
 
 SENT = {
     ARRAYS: ArrayRecord({"w": torch.zeros(2, 3), "b": torch.zeros(3)}),

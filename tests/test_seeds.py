@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from benchmarks.studies.seeds import table
+from fedmjp.benchmarks.studies.seeds import table
 from fedmjp.errors import BadInputError
 
 

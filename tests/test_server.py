@@ -15,10 +15,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, Met
 from flwr.serverapp.strategy import FedAdam, FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
-from attacks import ATTACKS
-from attacks.adversary import Adversary
-from benchmarks.federation.simulation import RunFolder
-from clients.app import train
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.adversary import Adversary
+from fedmjp.benchmarks.federation.simulation import RunFolder
+from fedmjp.clients.app import train
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.exchange import private_of_round
@@ -27,13 +27,13 @@ from fedmjp.models.adopt import adopt
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.server.aggregation import Aggregator
+from fedmjp.server.shelf import Shelf
+from fedmjp.server.tap import UploadTap
+from fedmjp.server.uploads import UploadFolder
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import delta
 from fedmjp.wire import REFUSED
-from server.aggregation import Aggregator
-from server.shelf import Shelf
-from server.tap import UploadTap
-from server.uploads import UploadFolder
 from tests.attacks import QUICK, THREATS, applies
 from tests.experiments import record_directly
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from attacks import ATTACKS
-from attacks.adversary import Adversary
-from attacks.token_imprint import by_picture, read_tokens
-from benchmarks.campaign.spec import Campaign
-from benchmarks.federation.simulation import RunFolder
-from benchmarks.plan.experiment import Experiment
-from benchmarks.plan.planning import plan
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.adversary import Adversary
+from fedmjp.attacks.token_imprint import by_picture, read_tokens
+from fedmjp.benchmarks.campaign.spec import Campaign
+from fedmjp.benchmarks.federation.simulation import RunFolder
+from fedmjp.benchmarks.plan.experiment import Experiment
+from fedmjp.benchmarks.plan.planning import plan
 from fedmjp.cli import app
 from fedmjp.data.pictures import LabelledPicture, PictureEntry
 from fedmjp.data.selection import select_for
@@ -25,16 +25,16 @@ from fedmjp.exchange import Exchange
 from fedmjp.metrics.pictures import psnr
 from fedmjp.models import names
 from fedmjp.models.build import blueprint, build_vit, with_weights
+from fedmjp.modifications import SCOPE
 from fedmjp.patches import to_patches
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload, record_name
 from fedmjp.scenario import Scenario, run_config_of
-from fedmjp.servers import SCOPE
+from fedmjp.server.loop import Federation
 from fedmjp.threat import ThreatModel
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.updates import gradient
 from fedmjp.wire import evaluator_of_round, uploads_of_round
-from server.loop import Federation
 from tests.conftest import SMALL, small_scenario
 from tests.federations import MICRO, PLAIN, InProcess, play
 from tests.federations import scenario_of as federation_of

@@ -10,19 +10,19 @@ import pandas as pd
 import pytest
 import torch
 
-from attacks.patch_embedding import PatchEmbedding
-from attacks.testing import CHECKS, Trial
-from benchmarks.campaign.spec import Campaign
-from benchmarks.federation.simulation import RunFolder
-from benchmarks.folder.output import OutputFolder
-from benchmarks.plan.experiment import Experiment
-from benchmarks.plan.planning import plan
-from benchmarks.running.engine import Job, jobs
-from benchmarks.running.runner import Foreman, run_local
-from benchmarks.running.workers import Setup
-from benchmarks.uploads import direct as direct_uploads
-from benchmarks.uploads.direct import DirectUploads, Memory
-from benchmarks.uploads.source import RecordedUploads, played
+from fedmjp.attacks.patch_embedding import PatchEmbedding
+from fedmjp.attacks.testing import CHECKS, Trial
+from fedmjp.benchmarks.campaign.spec import Campaign
+from fedmjp.benchmarks.federation.simulation import RunFolder
+from fedmjp.benchmarks.folder.output import OutputFolder
+from fedmjp.benchmarks.plan.experiment import Experiment
+from fedmjp.benchmarks.plan.planning import plan
+from fedmjp.benchmarks.running.engine import Job, jobs
+from fedmjp.benchmarks.running.runner import Foreman, run_local
+from fedmjp.benchmarks.running.workers import Setup
+from fedmjp.benchmarks.uploads import direct as direct_uploads
+from fedmjp.benchmarks.uploads.direct import DirectUploads, Memory
+from fedmjp.benchmarks.uploads.source import RecordedUploads, played
 from fedmjp.cli import main
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.errors import AttackNotApplicableError, RecordError

@@ -19,10 +19,10 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from attacks import ATTACKS
-from benchmarks.report.site import build
-from benchmarks.report.site.folders import find_studies, unique
-from benchmarks.report.site.readme import Readme
+from fedmjp.attacks import ATTACKS
+from fedmjp.benchmarks.report.site import build
+from fedmjp.benchmarks.report.site.folders import find_studies, unique
+from fedmjp.benchmarks.report.site.readme import Readme
 from fedmjp.cli import main
 from fedmjp.defences import DEFENCES
 from fedmjp.errors import OutputError

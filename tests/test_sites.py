@@ -14,11 +14,11 @@ from flwr.app import MetricRecord
 from PIL import Image
 from sklearn.metrics import accuracy_score, log_loss
 
-from benchmarks.deployment.creating import create
-from benchmarks.deployment.dealing import deal_to_sites
-from benchmarks.deployment.layout import DeploymentConfig
-from benchmarks.deployment.training import at_sites, class_list, node_keys
-from clients.consent import Allowed
+from fedmjp.benchmarks.deployment.creating import create
+from fedmjp.benchmarks.deployment.dealing import deal_to_sites
+from fedmjp.benchmarks.deployment.layout import DeploymentConfig
+from fedmjp.benchmarks.deployment.training import at_sites, class_list, node_keys
+from fedmjp.clients.consent import Allowed
 from fedmjp.config import Checkpoint, RunConfig
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import evaluation_batches
@@ -26,11 +26,11 @@ from fedmjp.errors import ConfigError, DataError, FederationError, OutputError
 from fedmjp.learning import PartitionConfig, Recipe
 from fedmjp.models.build import build
 from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.server.loop import Federation
+from fedmjp.server.roster import Roster, key_of
+from fedmjp.server.site_validation import combined
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.wire import CORRECT, EXAMPLES, LOSS, UNDECIDED
-from server.loop import Federation
-from server.roster import Roster, key_of
-from server.site_validation import combined
 from tests.federations import PLAIN, InProcess, pictures, scenario_of
 
 CLASSES = [f"class-{label}" for label in range(4)]
@@ -138,7 +138,7 @@ class Keyed:
 
 
 def test_a_node_is_the_site_whose_key_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.roster.POLL_SECONDS", 0.0)
+    monkeypatch.setattr("fedmjp.server.roster.POLL_SECONDS", 0.0)
     grid = Keyed(n7=b"south", n8=b"stranger", n9=b"north")
     roster = Roster(grid, 2, [key_of(b"north"), key_of(b"south")])  # type: ignore[arg-type]
     roster.wait(0.0)

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from attacks.mjp.facts import linear_facts
-from attacks.mjp.span.equations import LEVEL_WEIGHT, equations
-from benchmarks.studies.span_information import patch_bounds
+from fedmjp.attacks.mjp.facts import linear_facts
+from fedmjp.attacks.mjp.span.equations import LEVEL_WEIGHT, equations
+from fedmjp.benchmarks.studies.span_information import patch_bounds
 from fedmjp.data.selection import select_for
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import nn
 from torchvision.models import _api
 
-from benchmarks.audit.probe import stand_ins
+from fedmjp.benchmarks.audit.probe import stand_ins
 from fedmjp.facade import bundled_pictures
 from fedmjp.seeds import scoped_randomness
 

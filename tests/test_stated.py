@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from attacks import ATTACKS
+from fedmjp.attacks import ATTACKS
 from fedmjp.defences import DEFENCES
+from fedmjp.modifications import SERVERS
 from fedmjp.registry import Registry
-from fedmjp.servers import SERVERS
 from fedmjp.stated import stated
 
 LISTED = [

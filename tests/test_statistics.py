@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from benchmarks.leaderboard.statistics import (
+from fedmjp.benchmarks.leaderboard.statistics import (
     RESAMPLES,
     Sample,
     difference,
@@ -56,7 +56,7 @@ def test_interval_does_not_depend_on_what_is_computed_beside_it():
 def test_interval_of_many_pictures_is_drawn_in_pieces(monkeypatch):
     values = [alone(sample(40))]
     whole = intervals(values)
-    monkeypatch.setattr("benchmarks.leaderboard.statistics.CHUNK", 40 * 1_000)
+    monkeypatch.setattr("fedmjp.benchmarks.leaderboard.statistics.CHUNK", 40 * 1_000)
     error = values[0].values.std() / np.sqrt(40)
     assert intervals(values)[0] == pytest.approx(whole[0], abs=0.2 * error)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from benchmarks.folder.store import Store
+from fedmjp.benchmarks.folder.store import Store
 from fedmjp.errors import GAVE_UP, OutputError, StoreError
 from tests import databases
 from tests.databases import (
@@ -171,7 +171,7 @@ def test_a_writer_waits_for_another_program(url: str, store: Store) -> None:
 
 
 def test_a_lock_longer_than_the_timeout_is_told_in_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.folder.store.BUSY_MILLISECONDS", 100)
+    monkeypatch.setattr("fedmjp.benchmarks.folder.store.BUSY_MILLISECONDS", 100)
     store = Store.open(url)
     store.put([trial("a")])
     with locked(url), pytest.raises(StoreError, match=r"lock.*finished trials are kept; .* and run again$") as caught:
@@ -266,5 +266,6 @@ def test_a_url_that_cannot_be_used_is_refused_with_the_form_and_without_its_pass
 
 
 def test_the_store_imports_neither_torch_nor_pandas_nor_a_driver() -> None:
-    code = "import sys, benchmarks.folder.store; assert not {'torch', 'pandas', 'numpy', 'psycopg'} & set(sys.modules)"
+    heavy = {"torch", "pandas", "numpy", "psycopg"}
+    code = f"import sys, fedmjp.benchmarks.folder.store; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

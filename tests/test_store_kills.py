@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.folder.store import Store
+from fedmjp.benchmarks.folder.store import Store
 from fedmjp.errors import OutputError, StoreError
 from tests.databases import PER_PUT, PROCESSES, keys_in, trial
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from benchmarks.folder.output import OutputFolder
-from benchmarks.folder.study import (
+from fedmjp.benchmarks.folder.output import OutputFolder
+from fedmjp.benchmarks.folder.study import (
     DIGITS,
     ENVIRONMENTS,
     PLAN,
@@ -170,7 +170,7 @@ def test_a_plan_that_unpacks_to_more_than_is_read_is_refused(
     published: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert len(parquet.read_schema(published / TRIALS).metadata[PLAN]) < SMALL
-    monkeypatch.setattr("benchmarks.folder.study.LARGEST", SMALL)
+    monkeypatch.setattr("fedmjp.benchmarks.folder.study.LARGEST", SMALL)
     assert run("campaign", "verify", published) == BAD_INPUT
     assert f"more than {SMALL:,} bytes" in " ".join(capsys.readouterr().err.split())
 

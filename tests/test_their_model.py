@@ -339,7 +339,7 @@ def test_a_module_is_found_in_the_working_directory_and_in_packages(
     Path("attacks/__init__.py").write_text("raise RuntimeError('another package of this name')")
     assert isinstance(load_module("torch.nn:Identity"), nn.Identity)
     with pytest.raises(BadInputError, match="attacks has no 'build'"):
-        load_module("attacks:build")
+        load_module("fedmjp.attacks:build")
 
 
 def test_help_says_that_code_is_run(attack: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:

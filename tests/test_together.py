@@ -18,12 +18,12 @@ from fedmjp.defences.pipeline import read_pipeline
 from fedmjp.errors import TrainingError
 from fedmjp.learning import Learning
 from fedmjp.models.build import build
+from fedmjp.server.refusals import RefusalFile
 from fedmjp.training.central import TrainingEvents, open_pictures, train
 from fedmjp.training.config import TrainingConfig
 from fedmjp.training.loop import Schedule, Trainer
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.training.together import Together
-from server.refusals import RefusalFile
 from tests.federations import PLAIN, play, scenario_of
 
 MODEL = {"name": "deit_micro", "image_size": 32, "patch_size": 4, "classes": 1000}
@@ -87,7 +87,7 @@ def test_a_client_of_two_processes_sends_what_one_would_have_sent(
     recipe = PLAIN | {"batch_size": 4, "drop_path": 0.0, "mixup": 0.8}
     scenario = scenario_of(clients=1, rounds=1, local_epochs=2, strategy="fedprox", recipe=recipe)
     expected, _ = play(scenario, tmp_path / "one")
-    monkeypatch.setattr("clients.training.processes_for", lambda _scenario: 2)
+    monkeypatch.setattr("fedmjp.clients.training.processes_for", lambda _scenario: 2)
     found, grid = play(scenario, tmp_path / "two")
     assert grid.replies[1, 0].content["metrics"]["pictures"] == 16
     assert moved_alike(build(scenario.network).state_dict(), found, expected)
@@ -96,8 +96,8 @@ def test_a_client_of_two_processes_sends_what_one_would_have_sent(
 
 @pytest.mark.slow
 def test_a_client_whose_other_process_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clients.training.processes_for", lambda _scenario: 2)
-    monkeypatch.setattr("clients.several_gpus._help", os.abort)
+    monkeypatch.setattr("fedmjp.clients.training.processes_for", lambda _scenario: 2)
+    monkeypatch.setattr("fedmjp.clients.several_gpus._help", os.abort)
     monkeypatch.setattr("fedmjp.training.together.PATIENCE", timedelta(seconds=5))
     play(scenario_of(clients=1, rounds=1), tmp_path)
     (refused,) = RefusalFile.of_run(tmp_path).read()

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.folder.study import keep_rows
-from benchmarks.report.drawing import CEILING, STYLE
-from benchmarks.studies.trade_off import (
+from fedmjp.benchmarks.folder.study import keep_rows
+from fedmjp.benchmarks.report.drawing import CEILING, STYLE
+from fedmjp.benchmarks.studies.trade_off import (
     Point,
     accuracy,
     drawn,
@@ -20,8 +20,8 @@ from benchmarks.studies.trade_off import (
     spread,
     table,
 )
-from benchmarks.studies.trained_under import rows_by_weights
-from benchmarks.studies.training_cost import DEFENCES, PARTITIONS, scenario_of
+from fedmjp.benchmarks.studies.trained_under import rows_by_weights
+from fedmjp.benchmarks.studies.training_cost import DEFENCES, PARTITIONS, scenario_of
 from fedmjp.defences.pipeline import pipeline_of
 from fedmjp.errors import BadInputError
 from tests.conftest import ROOT

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from benchmarks.leaderboard.entries import Board, Entry, Standing
-from benchmarks.report.curves import upload_counts
-from benchmarks.report.plots import plots
+from fedmjp.benchmarks.leaderboard.entries import Board, Entry, Standing
+from fedmjp.benchmarks.report.curves import upload_counts
+from fedmjp.benchmarks.report.plots import plots
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 from tests.sample_board import sample_board, sample_entry

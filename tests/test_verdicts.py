@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.leaderboard.entries import Difference
-from benchmarks.leaderboard.standings import standings
-from benchmarks.leaderboard.verdicts import judge
+from fedmjp.benchmarks.leaderboard.entries import Difference
+from fedmjp.benchmarks.leaderboard.standings import standings
+from fedmjp.benchmarks.leaderboard.verdicts import judge
 from fedmjp.errors import GAVE_UP
 from fedmjp.threat import ThreatModel
 from tests.boards import NOISE, Row, board, cell, entry, grey, near

@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.plan.experiment import Plan
-from benchmarks.running.runner import run_local
-from benchmarks.running.workers import Setup
+from fedmjp.benchmarks.plan.experiment import Plan
+from fedmjp.benchmarks.running.runner import run_local
+from fedmjp.benchmarks.running.workers import Setup
 from fedmjp.errors import StoreError
 from tests.experiments import Told, files, moved, rows, small_campaign
 from tests.processes import title
@@ -41,7 +41,7 @@ def fill_the_disk(plan: Plan, setup: Setup) -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Plan, Setup]:
     """One job per picture and version of two arms, of an attack that reads nothing."""
-    monkeypatch.setattr("benchmarks.running.engine.CHUNK", 1)
+    monkeypatch.setattr("fedmjp.benchmarks.running.engine.CHUNK", 1)
     return small_campaign(tmp_path / "quick", seeds=(0,), mask_ratios=(0.27,), attacks=("grey",))
 
 

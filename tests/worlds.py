@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import psutil
 
-from benchmarks.deployment.proxy import PLACES
+from fedmjp.benchmarks.deployment.proxy import PLACES
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 SERVER = "10.77.0.1"

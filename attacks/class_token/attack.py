@@ -6,11 +6,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attacks.class_token.block import block_facts, block_refusal, tensors_of_block
-from attacks.class_token.head import Head, HeadGradient
-from attacks.class_token.separate import Separation, separate
-from attacks.labels import mean_gradient
-from attacks.one_by_one import OneByOne
+from fedmjp.attacks.class_token.block import block_facts, block_refusal, tensors_of_block
+from fedmjp.attacks.class_token.head import Head, HeadGradient
+from fedmjp.attacks.class_token.separate import Separation, separate
+from fedmjp.attacks.labels import mean_gradient
+from fedmjp.attacks.one_by_one import OneByOne
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError
@@ -44,7 +44,7 @@ class ClassToken(OneByOne[Entrance, Features]):
     ``certified_pictures`` counts pictures of which that holds. A delta of several steps is read as one gradient at the
     mean of the head's weights: an approximation, never certified.
 
-    With ``last_block``, what ``attacks.class_token.block`` says, as ``facts``.
+    With ``last_block``, what ``fedmjp.attacks.class_token.block`` says, as ``facts``.
     """
 
     name = "class_token"

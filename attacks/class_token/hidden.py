@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attacks.class_token.head import HeadEquations, State
-from attacks.class_token.search import SOLVED
+from fedmjp.attacks.class_token.head import HeadEquations, State
+from fedmjp.attacks.class_token.search import SOLVED
 
 ITERATIONS = 40
 ATTEMPTS = 6  # of a step, with more damping each time

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from attacks.class_token.head import Head, HeadGradient
+from fedmjp.attacks.class_token.head import Head, HeadGradient
 
 SLACK = 0.02  # of a picture: what is nearer to a whole number may be noise
 BEYOND = 0.7  # what a picture shows of itself, on average

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.class_token.head import Head, HeadEquations, HeadGradient, State
-from attacks.class_token.labels import SLACK, Labels, likeliest, shown_counts
-from attacks.class_token.search import SOLVED, STARTS, begin, minimise, polish
+from fedmjp.attacks.class_token.head import Head, HeadEquations, HeadGradient, State
+from fedmjp.attacks.class_token.labels import SLACK, Labels, likeliest, shown_counts
+from fedmjp.attacks.class_token.search import SOLVED, STARTS, begin, minimise, polish
 
 ATTEMPTS = 10  # rows that are left out one by one
 

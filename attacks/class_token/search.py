@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.class_token.head import HeadEquations, State
+from fedmjp.attacks.class_token.head import HeadEquations, State
 
 DEPTH = 8  # of Anderson's acceleration
 ITERATIONS = 60

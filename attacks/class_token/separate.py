@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attacks.class_token.head import Head, HeadEquations, HeadGradient, State
-from attacks.class_token.hidden import solve_known
-from attacks.class_token.labels import SLACK, Labels, labels_of, least_counts, likeliest, shown_counts
-from attacks.class_token.left_open import solve_open
-from attacks.class_token.search import SOLVED, STARTS, Start, begin, fixed_point, minimise, polish
+from fedmjp.attacks.class_token.head import Head, HeadEquations, HeadGradient, State
+from fedmjp.attacks.class_token.hidden import solve_known
+from fedmjp.attacks.class_token.labels import SLACK, Labels, labels_of, least_counts, likeliest, shown_counts
+from fedmjp.attacks.class_token.left_open import solve_open
+from fedmjp.attacks.class_token.search import SOLVED, STARTS, Start, begin, fixed_point, minimise, polish
 from fedmjp.errors import AttackFailedError
 
 DENSE = 32  # pictures: of more, only the fixed point is tried

@@ -9,14 +9,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attacks.base import picture
-from attacks.first_mlp.equations import Equations
-from attacks.first_mlp.joint import Joint, refine
-from attacks.first_mlp.places import Entrance, by_slopes, in_place
-from attacks.first_mlp.search import beside, meet
-from attacks.first_mlp.some import Some
-from attacks.first_mlp.starts import NaturalStarts
-from attacks.first_mlp.tokens import (
+from fedmjp.attacks.base import picture
+from fedmjp.attacks.first_mlp.equations import Equations
+from fedmjp.attacks.first_mlp.joint import Joint, refine
+from fedmjp.attacks.first_mlp.places import Entrance, by_slopes, in_place
+from fedmjp.attacks.first_mlp.search import beside, meet
+from fedmjp.attacks.first_mlp.some import Some
+from fedmjp.attacks.first_mlp.starts import NaturalStarts
+from fedmjp.attacks.first_mlp.tokens import (
     FC1_WEIGHT,
     FC2_WEIGHT,
     Passed,
@@ -26,12 +26,12 @@ from attacks.first_mlp.tokens import (
     entering,
     passed,
 )
-from attacks.labels import labels_of, mean_gradient
-from attacks.mjp.span import block
-from attacks.mjp.span.equations import Span
-from attacks.natural_patches import prior_refusal
-from attacks.one_by_one import OneByOne
-from attacks.token_gradients import positions_refusal
+from fedmjp.attacks.labels import labels_of, mean_gradient
+from fedmjp.attacks.mjp.span import block
+from fedmjp.attacks.mjp.span.equations import Span
+from fedmjp.attacks.natural_patches import prior_refusal
+from fedmjp.attacks.one_by_one import OneByOne
+from fedmjp.attacks.token_gradients import positions_refusal
 from fedmjp.config import Config
 from fedmjp.errors import AttackFailedError
 from fedmjp.models import names

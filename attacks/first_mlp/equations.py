@@ -21,9 +21,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from attacks.linear_systems import NEGLIGIBLE
-from attacks.mjp.span.block import FirstBlock, Linear, gelu, gelu_slope
-from attacks.mjp.span.equations import Span
+from fedmjp.attacks.linear_systems import NEGLIGIBLE
+from fedmjp.attacks.mjp.span.block import FirstBlock, Linear, gelu, gelu_slope
+from fedmjp.attacks.mjp.span.equations import Span
 
 ROUNDED = 1e-5  # of an activation's length: what float32 moves the loudest tokens by, which the spans do not tell
 

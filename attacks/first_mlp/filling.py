@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from attacks.mjp.affine import AffinePatches
-from attacks.mjp.closing import close, conjugate_gradients, solver_on_torus
-from attacks.natural_pictures import NaturalPictures
+from fedmjp.attacks.mjp.affine import AffinePatches
+from fedmjp.attacks.mjp.closing import close, conjugate_gradients, solver_on_torus
+from fedmjp.attacks.natural_pictures import NaturalPictures
 from fedmjp.models.entrance import Entrance
 from fedmjp.patches import from_patches, to_patches
 

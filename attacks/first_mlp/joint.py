@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vmap
 
-from attacks.first_mlp.equations import ROUNDED, Equations
-from attacks.linear_systems import Gaussian
-from attacks.mjp.span.block import Norm, gelu_slope
-from attacks.mjp.span.equations import Span
+from fedmjp.attacks.first_mlp.equations import ROUNDED, Equations
+from fedmjp.attacks.linear_systems import Gaussian
+from fedmjp.attacks.mjp.span.block import Norm, gelu_slope
+from fedmjp.attacks.mjp.span.equations import Span
 
 CHUNK = 128  # directions that are differentiated at a time
 ROWS = 8  # tokens whose MLP is differentiated at a time

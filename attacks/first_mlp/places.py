@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.first_mlp.filling import fill
-from attacks.first_mlp.tokens import centred
-from attacks.linear_systems import NEGLIGIBLE, Gaussian
-from attacks.mjp.affine import AffinePatches
-from attacks.natural_patches import natural_inputs
-from attacks.natural_pictures import NaturalPictures
+from fedmjp.attacks.first_mlp.filling import fill
+from fedmjp.attacks.first_mlp.tokens import centred
+from fedmjp.attacks.linear_systems import NEGLIGIBLE, Gaussian
+from fedmjp.attacks.mjp.affine import AffinePatches
+from fedmjp.attacks.natural_patches import natural_inputs
+from fedmjp.attacks.natural_pictures import NaturalPictures
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import from_patches

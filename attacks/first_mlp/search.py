@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.first_mlp.equations import Equations, Point
-from attacks.linear_systems import positive_solution
+from fedmjp.attacks.first_mlp.equations import Equations, Point
+from fedmjp.attacks.linear_systems import positive_solution
 
 STEPS, POLISHING = 25, 12
 FIRST_DAMPING, POLISHED_DAMPING = 1e-3, 1e-6  # of the mean diagonal

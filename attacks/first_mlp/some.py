@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attacks.first_mlp.equations import Equations
-from attacks.first_mlp.tokens import PROJ_WEIGHT, centred, class_token
+from fedmjp.attacks.first_mlp.equations import Equations
+from fedmjp.attacks.first_mlp.tokens import PROJ_WEIGHT, centred, class_token
 from fedmjp.models.classifier import VitClassifier
 
 PASSES = 6  # in which tokens and attention follow from each other

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.first_mlp.places import Entrance
-from attacks.mjp.span.block import Norm, norm_of
+from fedmjp.attacks.first_mlp.places import Entrance
+from fedmjp.attacks.mjp.span.block import Norm, norm_of
 from fedmjp.models.classifier import VitClassifier
 
 LEVEL = 0.1  # what is left of the mean of each channel

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.mjp.span.block import PREFIX, first_block, gelu, gelu_slope, linear_of
+from fedmjp.attacks.mjp.span.block import PREFIX, first_block, gelu, gelu_slope, linear_of
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 

@@ -8,19 +8,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attacks.base import picture
-from attacks.gauss_newton.certificate import ENOUGH, Certificate, certify
-from attacks.gauss_newton.factors import Factored
-from attacks.gauss_newton.levenberg import Ends, Minimum, jacobian, minimise
-from attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors
-from attacks.gauss_newton.residuals import refusal as residuals_refusal
-from attacks.gauss_newton.space import OpenSpace
-from attacks.gauss_newton.tokens import by_tokens, states_tokens
-from attacks.labels import labels_of, mean_gradient
-from attacks.mjp import facts as linear
-from attacks.mjp.affine import AffinePatches, of_one_upload
-from attacks.mjp.prior import MJP, ClosedFacts
-from attacks.reassembly import reassemble
+from fedmjp.attacks.base import picture
+from fedmjp.attacks.gauss_newton.certificate import ENOUGH, Certificate, certify
+from fedmjp.attacks.gauss_newton.factors import Factored
+from fedmjp.attacks.gauss_newton.levenberg import Ends, Minimum, jacobian, minimise
+from fedmjp.attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors
+from fedmjp.attacks.gauss_newton.residuals import refusal as residuals_refusal
+from fedmjp.attacks.gauss_newton.space import OpenSpace
+from fedmjp.attacks.gauss_newton.tokens import by_tokens, states_tokens
+from fedmjp.attacks.labels import labels_of, mean_gradient
+from fedmjp.attacks.mjp import facts as linear
+from fedmjp.attacks.mjp.affine import AffinePatches, of_one_upload
+from fedmjp.attacks.mjp.prior import MJP, ClosedFacts
+from fedmjp.attacks.reassembly import reassemble
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError
@@ -49,7 +49,8 @@ class GaussNewton(ClosedFacts[VitClassifier]):
     """Of all pictures that agree with the linear facts, the one whose gradients at all depths agree as well.
 
     The linear facts leave each patch of a single MJP upload open along the span of the M masked patches, and two
-    undefended pictures of one upload along the span of their differences (``attacks.mjp.facts``). There the gradients
+    undefended pictures of one upload along the span of their differences (``fedmjp.attacks.mjp.facts``). There the
+    gradients
     of the whole network determine the pictures, and well: but the valley that leads to them is long and bent, and
     first-order search stays in it. Levenberg-Marquardt goes through (``levenberg``), in unknowns that the prior of
     pictures has made alike (``space``), on sketches of the gradients of some layers, relative to their size
@@ -57,7 +58,8 @@ class GaussNewton(ClosedFacts[VitClassifier]):
     explains what is left, which with the Jacobian gives a certificate (``certificate``). Of a batch with fewer tokens
     than dimensions it starts at the tokens that the first MLP states one by one (``tokens``), which is near the end.
 
-    An upload states masked patches as a set. They are put into the places where they fit (``attacks.reassembly``), and
+    An upload states masked patches as a set. They are put into the places where they fit
+    (``fedmjp.attacks.reassembly``), and
     no certificate covers that. Pictures of a batch come in the order of their labels.
 
     Without a mask, and of one picture, the linear facts are everything.

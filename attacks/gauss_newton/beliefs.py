@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.entries import Entries
+from fedmjp.attacks.entries import Entries
 
 ROUNDS = 40  # at most
 SETTLED = 1e-3  # of the mean's norm: what changes less is settled

@@ -8,19 +8,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attacks.base import picture
-from attacks.first_mlp.places import Entrance
-from attacks.first_mlp.tokens import EMBEDDINGS
-from attacks.gauss_newton.factors import Factored
-from attacks.gauss_newton.levenberg import Ends, Minimum, jacobian, minimise
-from attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors
-from attacks.gauss_newton.residuals import refusal as residuals_refusal
-from attacks.gauss_newton.space import OpenSpace
-from attacks.labels import labels_of, mean_gradient
-from attacks.linear_systems import NEGLIGIBLE
-from attacks.mjp.affine import AffinePatches
-from attacks.natural_patches import prior_refusal
-from attacks.one_by_one import OneByOne
+from fedmjp.attacks.base import picture
+from fedmjp.attacks.first_mlp.places import Entrance
+from fedmjp.attacks.first_mlp.tokens import EMBEDDINGS
+from fedmjp.attacks.gauss_newton.factors import Factored
+from fedmjp.attacks.gauss_newton.levenberg import Ends, Minimum, jacobian, minimise
+from fedmjp.attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors
+from fedmjp.attacks.gauss_newton.residuals import refusal as residuals_refusal
+from fedmjp.attacks.gauss_newton.space import OpenSpace
+from fedmjp.attacks.labels import labels_of, mean_gradient
+from fedmjp.attacks.linear_systems import NEGLIGIBLE
+from fedmjp.attacks.mjp.affine import AffinePatches
+from fedmjp.attacks.natural_patches import prior_refusal
+from fedmjp.attacks.one_by_one import OneByOne
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
@@ -47,7 +47,8 @@ class BodyNewton(OneByOne[VitClassifier]):
     """Search for the picture whose gradients at all depths are those uploaded, whatever was withheld of embeddings.
 
     ``first_mlp`` solves each token by itself, which rounding and noise prevent. Here all pixels are searched at once,
-    by Levenberg-Marquardt on sketches of the gradients of some layers (``attacks.gauss_newton``), each divided by what
+    by Levenberg-Marquardt on sketches of the gradients of some layers (``fedmjp.attacks.gauss_newton``), each divided
+    by what
     the told noise and rounding, or float32's arithmetic, make of it. The unknowns are the directions of a patch that
     its token shows, made alike by the prior of pictures, which weighs as much as it says: the end is the most likely
     picture. The network takes tokens as a set, so that each is then put where its patch is most natural, and what

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from attacks.gauss_newton.levenberg import Minimum
-from attacks.gauss_newton.space import OpenSpace
-from attacks.mjp.facts import LinearFacts
+from fedmjp.attacks.gauss_newton.levenberg import Minimum
+from fedmjp.attacks.gauss_newton.space import OpenSpace
+from fedmjp.attacks.mjp.facts import LinearFacts
 
 # Relative distance of gradients in units of float32's rounding; at the truth it is 11 to 19.
 ROUNDED = 25.0

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
-from attacks.gauss_newton.picked import Known
+from fedmjp.attacks.gauss_newton.picked import Known
 from fedmjp.models import names
 
 SOME = 0.4  # times the unknowns: entries of a tensor that noise is on

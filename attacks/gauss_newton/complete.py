@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.entries import Entries, Observations
-from attacks.first_mlp.places import Entrance, in_place
-from attacks.gauss_newton.space import OpenSpace, Prior
+from fedmjp.attacks.entries import Entries, Observations
+from fedmjp.attacks.first_mlp.places import Entrance, in_place
+from fedmjp.attacks.gauss_newton.space import OpenSpace, Prior
 
 ROUNDS = 8  # in which bounds are read, at most
 SETTLED = 3e-3  # of what patches are off the mean: what changes less is settled

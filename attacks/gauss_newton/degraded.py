@@ -10,26 +10,26 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attacks.base import picture
-from attacks.entries import COARSE, unread
-from attacks.first_mlp.places import Entrance
-from attacks.gauss_newton.body import shown_directions
-from attacks.gauss_newton.chosen import anywhere, largest, some
-from attacks.gauss_newton.complete import complete
-from attacks.gauss_newton.levenberg import Ends, Minimum, minimise
-from attacks.gauss_newton.ordered import Found, Ordered, Ordering, Settled, Start
-from attacks.gauss_newton.picked import PickedResiduals
-from attacks.gauss_newton.residuals import compared_tensors
-from attacks.gauss_newton.residuals import refusal as residuals_refusal
-from attacks.gauss_newton.sent import Sent
-from attacks.gauss_newton.sides import NARROW, WIDE, Sides
-from attacks.gauss_newton.sides import search as by_sides
-from attacks.gauss_newton.space import OpenSpace, Prior
-from attacks.gauss_newton.whole import Whole
-from attacks.joint_posterior import PicturePrior
-from attacks.labels import labels_of
-from attacks.one_by_one import OneByOne
-from attacks.patch_embedding_degraded import PatchEmbeddingDegraded, different, further, is_clean
+from fedmjp.attacks.base import picture
+from fedmjp.attacks.entries import COARSE, unread
+from fedmjp.attacks.first_mlp.places import Entrance
+from fedmjp.attacks.gauss_newton.body import shown_directions
+from fedmjp.attacks.gauss_newton.chosen import anywhere, largest, some
+from fedmjp.attacks.gauss_newton.complete import complete
+from fedmjp.attacks.gauss_newton.levenberg import Ends, Minimum, minimise
+from fedmjp.attacks.gauss_newton.ordered import Found, Ordered, Ordering, Settled, Start
+from fedmjp.attacks.gauss_newton.picked import PickedResiduals
+from fedmjp.attacks.gauss_newton.residuals import compared_tensors
+from fedmjp.attacks.gauss_newton.residuals import refusal as residuals_refusal
+from fedmjp.attacks.gauss_newton.sent import Sent
+from fedmjp.attacks.gauss_newton.sides import NARROW, WIDE, Sides
+from fedmjp.attacks.gauss_newton.sides import search as by_sides
+from fedmjp.attacks.gauss_newton.space import OpenSpace, Prior
+from fedmjp.attacks.gauss_newton.whole import Whole
+from fedmjp.attacks.joint_posterior import PicturePrior
+from fedmjp.attacks.labels import labels_of
+from fedmjp.attacks.one_by_one import OneByOne
+from fedmjp.attacks.patch_embedding_degraded import PatchEmbeddingDegraded, different, further, is_clean
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError

@@ -14,11 +14,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from attacks.first_mlp.places import Entrance
-from attacks.gauss_newton.complete import Stated
-from attacks.gauss_newton.picked import Known
-from attacks.gauss_newton.placing import MOST, filled, off, unexplained, whitened
-from attacks.gauss_newton.space import OpenSpace
+from fedmjp.attacks.first_mlp.places import Entrance
+from fedmjp.attacks.gauss_newton.complete import Stated
+from fedmjp.attacks.gauss_newton.picked import Known
+from fedmjp.attacks.gauss_newton.placing import MOST, filled, off, unexplained, whitened
+from fedmjp.attacks.gauss_newton.space import OpenSpace
 
 DOUBT = 20.0  # of the cost: by so much it may prefer a wrong order, being of normal distributions
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
-from attacks.matching_gradients import twice_differentiable
+from fedmjp.attacks.matching_gradients import twice_differentiable
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 

@@ -2,7 +2,7 @@
 
 Torch finds that by differentiating its backward pass, one elementary operation after another (``factors``,
 ``levenberg.jacobian``). Where derivatives are written out (``gradient_at_tokens``), a Jacobian takes half the time and
-one slope three quarters (``benchmarks.performance.jacobian``). What is made of factors stays torch's.
+one slope three quarters (``fedmjp.benchmarks.performance.jacobian``). What is made of factors stays torch's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.func import jvp, vmap
 
-from attacks.gauss_newton.factors import PREFIX, Factors
-from attacks.gauss_newton.levenberg import CHUNK
-from attacks.gauss_newton.space import OpenSpace
-from attacks.gradient_at_tokens import NOTHING, SOFTMAX_BACKWARD, Layers, PlainTransformer
+from fedmjp.attacks.gauss_newton.factors import PREFIX, Factors
+from fedmjp.attacks.gauss_newton.levenberg import CHUNK
+from fedmjp.attacks.gauss_newton.space import OpenSpace
+from fedmjp.attacks.gradient_at_tokens import NOTHING, SOFTMAX_BACKWARD, Layers, PlainTransformer
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 

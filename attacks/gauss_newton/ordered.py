@@ -8,13 +8,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from attacks.first_mlp.places import Entrance
-from attacks.gauss_newton.complete import Stated
-from attacks.gauss_newton.evidence import DOUBT, Evidence
-from attacks.gauss_newton.levenberg import Minimum
-from attacks.gauss_newton.picked import Known, PickedResiduals
-from attacks.gauss_newton.placing import Placing, off
-from attacks.gauss_newton.space import OpenSpace
+from fedmjp.attacks.first_mlp.places import Entrance
+from fedmjp.attacks.gauss_newton.complete import Stated
+from fedmjp.attacks.gauss_newton.evidence import DOUBT, Evidence
+from fedmjp.attacks.gauss_newton.levenberg import Minimum
+from fedmjp.attacks.gauss_newton.picked import Known, PickedResiduals
+from fedmjp.attacks.gauss_newton.placing import Placing, off
+from fedmjp.attacks.gauss_newton.space import OpenSpace
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 

@@ -9,14 +9,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from attacks.entries import EVEN, Entries, read_entries, step_of
-from attacks.gauss_newton.factors import Factored, Factors
-from attacks.gauss_newton.levenberg import jacobian
-from attacks.gauss_newton.moving import Moving
-from attacks.gauss_newton.residuals import compared_layers
-from attacks.gauss_newton.space import OpenSpace
-from attacks.gradient_at_tokens import is_plain
-from attacks.matching_gradients import soft_targets
+from fedmjp.attacks.entries import EVEN, Entries, read_entries, step_of
+from fedmjp.attacks.gauss_newton.factors import Factored, Factors
+from fedmjp.attacks.gauss_newton.levenberg import jacobian
+from fedmjp.attacks.gauss_newton.moving import Moving
+from fedmjp.attacks.gauss_newton.residuals import compared_layers
+from fedmjp.attacks.gauss_newton.space import OpenSpace
+from fedmjp.attacks.gradient_at_tokens import is_plain
+from fedmjp.attacks.matching_gradients import soft_targets
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.threat import ThreatModel

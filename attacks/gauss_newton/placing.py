@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.first_mlp.places import Entrance
-from attacks.gauss_newton.complete import Stated
-from attacks.gauss_newton.picked import Known
-from attacks.gauss_newton.space import OpenSpace
+from fedmjp.attacks.first_mlp.places import Entrance
+from fedmjp.attacks.gauss_newton.complete import Stated
+from fedmjp.attacks.gauss_newton.picked import Known
+from fedmjp.attacks.gauss_newton.space import OpenSpace
 
 UNSURE = 3e-3  # of what a search found, at least, and of the entries that follow from it
 MOST = 2000  # entries of the patch embedding, the largest: all pairs are kept

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vmap
 
-from attacks.first_mlp.equations import ROUNDED, Equations
-from attacks.first_mlp.search import TRUE
-from attacks.gauss_newton.levenberg import Ends, minimise
+from fedmjp.attacks.first_mlp.equations import ROUNDED, Equations
+from fedmjp.attacks.first_mlp.search import TRUE
+from fedmjp.attacks.gauss_newton.levenberg import Ends, minimise
 
 STEPS = 15
 CHUNK = 64  # directions that are differentiated at a time

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attacks.gauss_newton.factors import PREFIX, Factored, Factors
+from fedmjp.attacks.gauss_newton.factors import PREFIX, Factored, Factors
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.entries import Entries, coarse
-from attacks.gauss_newton.picked import Known, said_of
+from fedmjp.attacks.entries import Entries, coarse
+from fedmjp.attacks.gauss_newton.picked import Known, said_of
 from fedmjp.defences.quantise import Quantise
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload

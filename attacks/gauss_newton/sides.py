@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.entries import Entries
-from attacks.gauss_newton.beliefs import Belief, believed
-from attacks.gauss_newton.descent import AT_A_TIME, Tell, descend
-from attacks.gauss_newton.factors import Factors
-from attacks.gauss_newton.levenberg import Minimum
-from attacks.gauss_newton.picked import Known, PickedResiduals, made_entries
-from attacks.gauss_newton.space import OpenSpace
+from fedmjp.attacks.entries import Entries
+from fedmjp.attacks.gauss_newton.beliefs import Belief, believed
+from fedmjp.attacks.gauss_newton.descent import AT_A_TIME, Tell, descend
+from fedmjp.attacks.gauss_newton.factors import Factors
+from fedmjp.attacks.gauss_newton.levenberg import Minimum
+from fedmjp.attacks.gauss_newton.picked import Known, PickedResiduals, made_entries
+from fedmjp.attacks.gauss_newton.space import OpenSpace
 from fedmjp.models import names
 
 WIDE, NARROW = (1.0, 0.3, 0.1, 0.03), (0.03, 0.01)  # from a start far off, and from tokens that were found

@@ -1,8 +1,10 @@
 """What the linear facts leave open of the pictures behind one upload, as unknowns that are alike.
 
-Patch t of a picture is known[t] + c_t^T B with unknown c_t (``attacks.mjp.affine``). Along some directions natural
+Patch t of a picture is known[t] + c_t^T B with unknown c_t (``fedmjp.attacks.mjp.affine``). Along some directions
+natural
 pictures vary a thousand times as much as along others, and search in the c_t would take each for as likely. The prior
-of pictures (``attacks.natural_pictures``) has a precision of all c_t, L L^T. The unknowns u = L^T c have variance 1
+of pictures (``fedmjp.attacks.natural_pictures``) has a precision of all c_t, L L^T. The unknowns u = L^T c have
+variance 1
 each, and the most natural picture is u = 0.
 """
 
@@ -14,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from attacks.mjp.affine import AffinePatches
-from attacks.mjp.closing import close
-from attacks.natural_pictures import NaturalPictures
+from fedmjp.attacks.mjp.affine import AffinePatches
+from fedmjp.attacks.mjp.closing import close
+from fedmjp.attacks.natural_pictures import NaturalPictures
 from fedmjp.models.entrance import Entrance
 from fedmjp.patches import from_patches, to_patches
 

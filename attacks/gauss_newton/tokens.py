@@ -1,7 +1,7 @@
 """Several pictures of one upload, near enough to begin a search there: from the tokens that the first MLP states.
 
 The gradients of the first MLP single out every token behind the first attention, of whichever picture, as a set
-(``attacks.first_mlp``). Linear algebra sorts the set:
+(``fedmjp.attacks.first_mlp``). Linear algebra sorts the set:
 
 - By place. The linear facts leave the patches of a place open along few directions, and so the token of each picture
   there. A token that lies in that space has that place; the class token, which is known, has its own.
@@ -21,13 +21,13 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from attacks.first_mlp.equations import Equations
-from attacks.first_mlp.search import search
-from attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, Entering, centred, class_token, entering
-from attacks.gauss_newton.refined import Places
-from attacks.mjp.affine import AffinePatches
-from attacks.mjp.closing import close
-from attacks.mjp.span import block
+from fedmjp.attacks.first_mlp.equations import Equations
+from fedmjp.attacks.first_mlp.search import search
+from fedmjp.attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, Entering, centred, class_token, entering
+from fedmjp.attacks.gauss_newton.refined import Places
+from fedmjp.attacks.mjp.affine import AffinePatches
+from fedmjp.attacks.mjp.closing import close
+from fedmjp.attacks.mjp.span import block
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import from_patches

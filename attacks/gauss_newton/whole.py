@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attacks.gauss_newton.descent import AT_A_TIME, Tell, descend
-from attacks.gauss_newton.levenberg import Minimum, squared
-from attacks.gauss_newton.picked import PickedResiduals
-from attacks.gauss_newton.space import OpenSpace
+from fedmjp.attacks.gauss_newton.descent import AT_A_TIME, Tell, descend
+from fedmjp.attacks.gauss_newton.levenberg import Minimum, squared
+from fedmjp.attacks.gauss_newton.picked import PickedResiduals
+from fedmjp.attacks.gauss_newton.space import OpenSpace
 
 STEPS = 400  # of L-BFGS, at most, with one look at how the cost curves
 LOOKS = 3  # at most: the cost curves otherwise where a search that has not ended is by then

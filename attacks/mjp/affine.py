@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attacks.mjp.facts import LinearFacts
+from fedmjp.attacks.mjp.facts import LinearFacts
 
 NEGLIGIBLE = 1e-12  # of an eigenvalue of a projector, which is 0 or 1: float64 rounding
 ROUNDS = 300

@@ -1,7 +1,7 @@
 """Uploads of several pictures: what a client shows in changing company, it shows.
 
 An upload of B pictures x, y, ... sums over the tokens of all, and what it states is found as for one
-(``attacks.mjp.facts``). For a place t that some of them show unmasked, the position embedding's gradient is
+(``fedmjp.attacks.mjp.facts``). For a place t that some of them show unmasked, the position embedding's gradient is
 the sum of their d_t. What is orthogonal to all such sums sees
 
     the patches at masked places, and the differences x_t - y_t of pictures that both show t;
@@ -31,10 +31,10 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from attacks.mjp.affine import of_several_uploads
-from attacks.mjp.closing import close
-from attacks.mjp.facts import LinearFacts
-from attacks.mjp.linking import APART, Statement
+from fedmjp.attacks.mjp.affine import of_several_uploads
+from fedmjp.attacks.mjp.closing import close
+from fedmjp.attacks.mjp.facts import LinearFacts
+from fedmjp.attacks.mjp.linking import APART, Statement
 from fedmjp.models import names
 from fedmjp.models.entrance import Entrance
 
@@ -90,7 +90,7 @@ def _agree(one: Statement, other: Statement) -> Tensor:
     """(patches,) bool: where two state the same patch; where neither shows any, they do.
 
     The same patch leaves a difference of the noise, another one a difference of the energy that patches have
-    outside of the joint span. The bound between is their geometric mean (``attacks.mjp.linking``). Where one
+    outside of the joint span. The bound between is their geometric mean (``fedmjp.attacks.mjp.linking``). Where one
     has the place masked and the other states next to nothing, they agree: the patch is in the span.
     """
     spans = torch.cat([one.basis, other.basis])

@@ -4,8 +4,8 @@ The attacker has the model and the mask, so it can compute what a client would h
 gradients of position and unknown embedding are compared, which the facts are read from anyway: they went through the
 whole network. Only their direction counts, since a client may have scaled its update. Three pictures are tried:
 
-- the most natural one (``attacks.mjp.closing``);
-- the flattest one (``attacks.mjp.flattening``), for drawings, print and shadings;
+- the most natural one (``fedmjp.attacks.mjp.closing``);
+- the flattest one (``fedmjp.attacks.mjp.flattening``), for drawings, print and shadings;
 - where neither explains anything, that of ``patch_embedding``, which knows nothing of MJP. It contradicts the facts.
 
 Without a label told, each picture is given the one that fits best. With J the derivatives of the logits by the two
@@ -20,14 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from attacks.base import on_device, picture
-from attacks.labels import mean_gradient
-from attacks.mjp.affine import AffinePatches
-from attacks.mjp.closing import close
-from attacks.mjp.facts import BLURRED
-from attacks.mjp.flattening import flatten
-from attacks.recover import solve_patches
-from attacks.token_gradients import Reading, token_gradients
+from fedmjp.attacks.base import on_device, picture
+from fedmjp.attacks.labels import mean_gradient
+from fedmjp.attacks.mjp.affine import AffinePatches
+from fedmjp.attacks.mjp.closing import close
+from fedmjp.attacks.mjp.facts import BLURRED
+from fedmjp.attacks.mjp.flattening import flatten
+from fedmjp.attacks.recover import solve_patches
+from fedmjp.attacks.token_gradients import Reading, token_gradients
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.entrance import Entrance

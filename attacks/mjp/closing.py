@@ -1,7 +1,7 @@
 """The most natural picture among all that the uploads leave open.
 
 Patch t is known[t] + c_t^T B with unknown c_t. The Gaussian energy of whole pictures
-(``attacks.natural_pictures``) is least where
+(``fedmjp.attacks.natural_pictures``) is least where
 
     B (precision of the picture - mean)_t = 0 for every t,
 
@@ -16,8 +16,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attacks.mjp.affine import AffinePatches
-from attacks.natural_pictures import NaturalPictures
+from fedmjp.attacks.mjp.affine import AffinePatches
+from fedmjp.attacks.natural_pictures import NaturalPictures
 from fedmjp.models.entrance import Entrance
 from fedmjp.patches import from_patches, to_patches
 

@@ -42,14 +42,14 @@ Uploads are rounded, if nothing else. With noise of variance s^2 on every entry 
    Where noise drowns it, the mean under a prior of patches takes its place. A level is as blurred as the
    span that it comes from: where much of that leaks it is left out.
 9. *The mask under noise.* Rows of masked places then hold noise alone, of a variance that the server is told:
-   their mean square is below that of the others by many of its standard deviations (``attacks.mask``).
+   their mean square is below that of the others by many of its standard deviations (``fedmjp.attacks.mask``).
 10. *As many patches as dimensions.* All that a patch token does passes through a LayerNorm, which takes no notice of
    the mean over the dimensions: every d_t is orthogonal to the vector of ones, and so is G, but for rounding. That
    tells the noise where nothing else is left over. But d dimensions are only d - 1 equations: with d patches, one
    direction b of the span stays unseen, and what fact 4 states errs by g b^T, with one number g_t for every patch.
    From one upload neither g nor b is known; of a picture without a mask g is, the null vector of the token gradients.
    Two uploads of one picture differ outside of the joint span by two such products, and by nothing else
-   (``attacks.mjp.affine``).
+   (``fedmjp.attacks.mjp.affine``).
 """
 
 import math
@@ -58,10 +58,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attacks.base import on_device
-from attacks.linear_systems import NEGLIGIBLE, Gaussian, least_squares, posterior_mean
-from attacks.mask import mask_refusal, read_mask
-from attacks.natural_patches import natural_inputs
+from fedmjp.attacks.base import on_device
+from fedmjp.attacks.linear_systems import NEGLIGIBLE, Gaussian, least_squares, posterior_mean
+from fedmjp.attacks.mask import mask_refusal, read_mask
+from fedmjp.attacks.natural_patches import natural_inputs
 from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
 from fedmjp.models.entrance import Entrance
@@ -134,7 +134,7 @@ class _Span:
 
 
 def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -> LinearFacts:
-    """Read the facts out of an upload of one picture, or what ``attacks.mjp.batches`` has in their place of several.
+    """Read the facts out of an upload of one picture; ``fedmjp.attacks.mjp.batches`` reads those of several.
 
     The model gives sizes and device alone; its weights may have moved since. ``refusal`` must be None. Under noise and
     the like fact 4 is read with a prior of patches.

@@ -1,6 +1,7 @@
 """The flattest picture among all that the uploads leave open: for drawings, print and shadings.
 
-Of such pictures the Gaussian prior of natural pictures (``attacks.mjp.closing``) is wrong: they are flat but for a few
+Of such pictures the Gaussian prior of natural pictures (``fedmjp.attacks.mjp.closing``) is wrong: they are flat but
+for a few
 edges, which it blurs. The sum of the lengths of all pixel differences, total variation, lets edges stand. Values
 outside of [0, 1] are no pixels. L-BFGS searches from another picture on, with corners that are rounded less and less.
 """
@@ -8,7 +9,7 @@ outside of [0, 1] are no pixels. L-BFGS searches from another picture on, with c
 import torch
 from torch import Tensor
 
-from attacks.mjp.affine import AffinePatches
+from fedmjp.attacks.mjp.affine import AffinePatches
 from fedmjp.models.entrance import Entrance
 from fedmjp.patches import from_patches
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attacks.base import picture
-from attacks.mjp import batches
-from attacks.mjp.affine import complete, of_several_uploads
-from attacks.mjp.choice import close_best
-from attacks.mjp.closing import close
-from attacks.mjp.facts import BLURRED, LinearFacts, linear_facts
-from attacks.mjp.linking import link, same_but_for_noise
-from attacks.mjp.prior import ClosedFacts
+from fedmjp.attacks.base import picture
+from fedmjp.attacks.mjp import batches
+from fedmjp.attacks.mjp.affine import complete, of_several_uploads
+from fedmjp.attacks.mjp.choice import close_best
+from fedmjp.attacks.mjp.closing import close
+from fedmjp.attacks.mjp.facts import BLURRED, LinearFacts, linear_facts
+from fedmjp.attacks.mjp.linking import link, same_but_for_noise
+from fedmjp.attacks.mjp.prior import ClosedFacts
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
@@ -30,15 +30,15 @@ class MjpIntersection(ClosedFacts[Entrance]):
     """Intersect what several uploads of one picture leave open.
 
     One upload of MJP leaves every patch open along the span of its masked patches, and along nothing
-    else (``attacks.mjp.facts``). A further upload of the same picture under another mask leaves it open
+    else (``fedmjp.attacks.mjp.facts``). A further upload of the same picture under another mask leaves it open
     along another span. Together only their intersection is open: the span of the patches that were
-    masked in every upload, and nothing once every patch was seen (``attacks.mjp.affine``); patches that
+    masked in every upload, and nothing once every patch was seen (``fedmjp.attacks.mjp.affine``); patches that
     look alike, as in a black bar, count as one, which is masked as long as any of them is. This is
     exact, in the true order of the patches, and holds whatever the weights were in each upload: a client
     that trains on a picture for several epochs sends exactly this.
 
-    Which uploads of a client are of the picture, the attack finds out itself (``attacks.mjp.linking``).
-    What they leave open is closed by a prior of natural pictures (``attacks.mjp.closing``). With one
+    Which uploads of a client are of the picture, the attack finds out itself (``fedmjp.attacks.mjp.linking``).
+    What they leave open is closed by a prior of natural pictures (``fedmjp.attacks.mjp.closing``). With one
     upload it is ``mjp_prior``.
 
     Uploads that defences disturb are read with a prior of patches (facts 4 and 9), and what noise
@@ -51,7 +51,7 @@ class MjpIntersection(ClosedFacts[Entrance]):
     copy that differs by an exposure of ``unnoticed_exposure``, in steps of 1/255, or less; 255 says that nothing is
     known.
 
-    Of *batches* each picture is found by the uploads that show it in other company (``attacks.mjp.batches``),
+    Of *batches* each picture is found by the uploads that show it in other company (``fedmjp.attacks.mjp.batches``),
     as long as all patches of an upload are fewer than the dimensions of a token, and what two uploads leave open
     is less than a patch.
     """

@@ -1,6 +1,6 @@
 """Which uploads of a client are of one picture.
 
-Upload r states e_t = (I - P_r) x_t for every patch t in its true place (``attacks.mjp.facts``), masked
+Upload r states e_t = (I - P_r) x_t for every patch t in its true place (``fedmjp.attacks.mjp.facts``), masked
 patches included. Let P be the projector on what P_r and P_s leave open together. Outside of it both uploads
 state the same patches in full: if they are of one picture,
 
@@ -36,8 +36,8 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from attacks.mjp.affine import Stack
-from attacks.mjp.facts import LinearFacts
+from fedmjp.attacks.mjp.affine import Stack
+from fedmjp.attacks.mjp.facts import LinearFacts
 from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 

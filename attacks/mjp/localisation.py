@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from attacks.mask import read_mask
+from fedmjp.attacks.mask import read_mask
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel

@@ -12,13 +12,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attacks import ATTACKS
-from attacks.base import Attack, picture, showing_pictures
-from attacks.labels import labels_of, mean_gradient
-from attacks.matching_gradients import Candidates, PerCandidateGradients, unmatchable
-from attacks.mjp.affine import of_one_upload
-from attacks.mjp.facts import LinearFacts, linear_facts
-from attacks.mjp.prior import MJP, ClosedFacts
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.base import Attack, picture, showing_pictures
+from fedmjp.attacks.labels import labels_of, mean_gradient
+from fedmjp.attacks.matching_gradients import Candidates, PerCandidateGradients, unmatchable
+from fedmjp.attacks.mjp.affine import of_one_upload
+from fedmjp.attacks.mjp.facts import LinearFacts, linear_facts
+from fedmjp.attacks.mjp.prior import MJP, ClosedFacts
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError
@@ -47,7 +47,7 @@ class MjpMatchingOptions(Config):
 class MjpMatching(ClosedFacts[VitClassifier]):
     """Search the pictures that agree with the linear facts for one whose gradients agree as well.
 
-    Patch t is known[t] + c_t^T B with unknown c_t (``attacks.mjp.facts``, 3 and 4), and masked patches satisfy
+    Patch t is known[t] + c_t^T B with unknown c_t (``fedmjp.attacks.mjp.facts``, 3 and 4), and masked patches satisfy
     c_t^T (B l) = 1 (5). The search is over what this leaves of the c_t, so that the facts hold at every
     step. The network is run with the mask and the unknown embedding, as the client did. Minimised is the sum
     over all parameters of the squared distance of their gradients, over the square of the uploaded one: each

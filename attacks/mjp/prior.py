@@ -7,13 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.base import Model, picture
-from attacks.mjp.affine import of_one_upload
-from attacks.mjp.choice import close_best
-from attacks.mjp.facts import linear_facts, refusal, required_tensors
-from attacks.natural_patches import size_refusal
-from attacks.natural_pictures import NaturalPictures
-from attacks.one_by_one import OneByOne
+from fedmjp.attacks.base import Model, picture
+from fedmjp.attacks.mjp.affine import of_one_upload
+from fedmjp.attacks.mjp.choice import close_best
+from fedmjp.attacks.mjp.facts import linear_facts, refusal, required_tensors
+from fedmjp.attacks.natural_patches import size_refusal
+from fedmjp.attacks.natural_pictures import NaturalPictures
+from fedmjp.attacks.one_by_one import OneByOne
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.entrance import Entrance
@@ -27,7 +27,7 @@ HANDLED: frozenset[Mark] = MJP | LIKE_NOISE | {"scaled"}
 
 
 class ClosedFacts(OneByOne[Model]):
-    """An attack that reads ``attacks.mjp.facts``, upload by upload, and closes them by ``attacks.mjp.closing``."""
+    """An attack that reads the linear facts, upload by upload, and closes them by a prior of natural pictures."""
 
     requires: ClassVar[str] = (
         "updates with patch, position and unknown embedding; no more patches in an upload than dimensions; "
@@ -65,10 +65,10 @@ class MjpPrior(ClosedFacts[Entrance]):
     """Of all pictures that agree with the linear facts of an upload, the most natural one.
 
     An upload of MJP states M linear combinations short of everything about each patch in its true
-    place, M being the number of masked patches (``attacks.mjp.facts``). The shuffle is not in it:
+    place, M being the number of masked patches (``fedmjp.attacks.mjp.facts``). The shuffle is not in it:
     what comes out is the clean picture in its own order, not the shuffled one. Among the pictures
     that agree, the attack takes the one of least energy under a Gaussian prior of whole pictures
-    (``attacks.mjp.closing``): what the facts leave open of a patch is filled so that it continues
+    (``fedmjp.attacks.mjp.closing``): what the facts leave open of a patch is filled so that it continues
     its neighbours.
 
     Without a mask the facts are the whole picture, and the attack is ``patch_embedding``.

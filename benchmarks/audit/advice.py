@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from attacks import ATTACKS as REGISTERED
-from benchmarks.audit.attacking import attempt
-from benchmarks.audit.evaluating import Private, scored
-from benchmarks.audit.network import Network
+from fedmjp.attacks import ATTACKS as REGISTERED
+from fedmjp.benchmarks.audit.attacking import attempt
+from fedmjp.benchmarks.audit.evaluating import Private, scored
+from fedmjp.benchmarks.audit.network import Network
 from fedmjp.defences.base import Client
 from fedmjp.defences.pipeline import DefenceConfig, Pipeline
 from fedmjp.errors import FedmjpError

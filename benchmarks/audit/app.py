@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from benchmarks.audit.probe import settings
+from fedmjp.benchmarks.audit.probe import settings
 from fedmjp.errors import AppError
 
 ADDED = "fedmjp_audit"  # the package that the copy has more than the app
@@ -80,7 +80,7 @@ def copy_with_probe(app: App, target: Path, server: Mapping[str, Any], client: M
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, place)
     probe = target / ADDED
-    with resources.as_file(resources.files("benchmarks.audit.probe")) as source:
+    with resources.as_file(resources.files("fedmjp.benchmarks.audit.probe")) as source:
         shutil.copytree(source, probe, ignore=shutil.ignore_patterns("__pycache__"))
     (probe / settings.SERVER).write_text(json.dumps({**server, "component": app.server}), encoding="utf-8")
     (probe / settings.CLIENT).write_text(json.dumps({**client, "component": app.client}), encoding="utf-8")

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from attacks import ATTACKS
-from attacks.adversary import Adversary
-from benchmarks.audit.network import Network
 from fedmjp.alarms import raising
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.adversary import Adversary
+from fedmjp.benchmarks.audit.network import Network
 from fedmjp.errors import FedmjpError
 from fedmjp.records import Disclosure, Upload
 from fedmjp.threat import ThreatModel

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from benchmarks.audit import verbatim
-from benchmarks.audit.advice import Case, advise
-from benchmarks.audit.app import read_app
-from benchmarks.audit.attacking import BROKE, LATE, NOT_RUN, Attempt, attempt_all, classes_held
-from benchmarks.audit.cheating import play_servers
-from benchmarks.audit.control import Control, make_control
-from benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored
-from benchmarks.audit.network import Network, by_name, load_network, take_in
-from benchmarks.audit.protections import verify
-from benchmarks.audit.recipe import channels, read_recipe, threat_of, unreadable
-from benchmarks.audit.running import Records, Run, one_line, play
-from benchmarks.audit.wire import Answer, leaves, read_answers, server_controls
-from benchmarks.federation.superlink import PrivateSuperLink
+from fedmjp.benchmarks.audit import verbatim
+from fedmjp.benchmarks.audit.advice import Case, advise
+from fedmjp.benchmarks.audit.app import read_app
+from fedmjp.benchmarks.audit.attacking import BROKE, LATE, NOT_RUN, Attempt, attempt_all, classes_held
+from fedmjp.benchmarks.audit.cheating import play_servers
+from fedmjp.benchmarks.audit.control import Control, make_control
+from fedmjp.benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored
+from fedmjp.benchmarks.audit.network import Network, by_name, load_network, take_in
+from fedmjp.benchmarks.audit.protections import verify
+from fedmjp.benchmarks.audit.recipe import channels, read_recipe, threat_of, unreadable
+from fedmjp.benchmarks.audit.running import Records, Run, one_line, play
+from fedmjp.benchmarks.audit.wire import Answer, leaves, read_answers, server_controls
+from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp.errors import BadInputError
 from fedmjp.facade import bundled_pictures
 from fedmjp.records import Reconstruction

@@ -7,18 +7,18 @@ sends.
 from collections.abc import Mapping
 from typing import Any
 
-from attacks.adversary import Adversary
-from benchmarks.audit.evaluating import ABOVE_FLOOR, score_pictures
-from benchmarks.audit.network import Network
-from benchmarks.audit.recipe import optimiser_of, unreadable
+from fedmjp.attacks.adversary import Adversary
+from fedmjp.benchmarks.audit.evaluating import ABOVE_FLOOR, score_pictures
+from fedmjp.benchmarks.audit.network import Network
+from fedmjp.benchmarks.audit.recipe import optimiser_of, unreadable
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.errors import FedmjpError
 from fedmjp.facade import bundled_pictures
 from fedmjp.models.build import with_weights
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.modifications import SERVERS
 from fedmjp.records import Reconstruction
 from fedmjp.scenario import Scenario
-from fedmjp.servers import SERVERS
 
 # Labels of the pictures that a server is played on; others take what comes first of theirs.
 LABELS = {"feature_fishing": (0, 0, 1)}

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.audit.evaluating import Private
-from benchmarks.audit.network import Network
+from fedmjp.benchmarks.audit.evaluating import Private
+from fedmjp.benchmarks.audit.network import Network
 from fedmjp.errors import BadInputError
 from fedmjp.facade import bundled_pictures
 from fedmjp.models.probing import tensors_of

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.audit.attacking import Attempt
-from benchmarks.audit.network import Network
+from fedmjp.benchmarks.audit.attacking import Attempt
+from fedmjp.benchmarks.audit.network import Network
 from fedmjp.metrics import metric
 from fedmjp.records import Features, Reconstruction
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.audit.evaluating import read_trained
-from benchmarks.audit.network import by_name
-from benchmarks.audit.running import Records, lines
-from benchmarks.audit.wire import Answer
+from fedmjp.benchmarks.audit.evaluating import read_trained
+from fedmjp.benchmarks.audit.network import by_name
+from fedmjp.benchmarks.audit.running import Records, lines
+from fedmjp.benchmarks.audit.wire import Answer
 
 EQUAL = 1e-6  # relative difference that rounding leaves
 DROWNED = 0.9  # share of an answer from which on noise hides what one example did

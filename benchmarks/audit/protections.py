@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from benchmarks.audit.noise import Change, Repeats, measure_change, measure_repeats
-from benchmarks.audit.running import Records
-from benchmarks.audit.sums import Sum, fit_sum, read_round, strongest_correlation
-from benchmarks.audit.wire import Answer
+from fedmjp.benchmarks.audit.noise import Change, Repeats, measure_change, measure_repeats
+from fedmjp.benchmarks.audit.running import Records
+from fedmjp.benchmarks.audit.sums import Sum, fit_sum, read_round, strongest_correlation
+from fedmjp.benchmarks.audit.wire import Answer
 from fedmjp.defences.accounting import composed_epsilon
 
 DELTA = 1e-5

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attacks.adamw import EPSILON
-from benchmarks.audit.running import Records, lines
+from fedmjp.attacks.adamw import EPSILON
+from fedmjp.benchmarks.audit.running import Records, lines
 from fedmjp.threat import ThreatModel
 
 SGD, ADAMW = "SGD", "AdamW"
@@ -91,7 +91,7 @@ def optimiser_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_read(recipe: Mapping[str, Any]) -> bool:
-    """Whether it is one step of AdamW with the epsilon that ``attacks.adamw`` knows."""
+    """Whether it is one step of AdamW with the epsilon that ``fedmjp.attacks.adamw`` knows."""
     return (recipe["optimiser"], recipe["steps"], recipe.get("epsilon")) == (ADAMW, 1, EPSILON)
 
 

@@ -15,11 +15,11 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.audit import wording
-from benchmarks.audit.audit import Findings
-from benchmarks.audit.verdict import POLICY, exit_code, first_line, verdict
-from benchmarks.folder.output import write_json, write_text
 from fedmjp import provenance
+from fedmjp.benchmarks.audit import wording
+from fedmjp.benchmarks.audit.audit import Findings
+from fedmjp.benchmarks.audit.verdict import POLICY, exit_code, first_line, verdict
+from fedmjp.benchmarks.folder.output import write_json, write_text
 
 JSON, PAGE, SUMMARY, LOG = "report.json", "report.html", "summary.html", "flower.log"
 SHOWN_SIDE = 160  # pixels of a picture on the page
@@ -98,14 +98,14 @@ def _png(picture: Tensor) -> str:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("benchmarks.audit", "."),
+        loader=PackageLoader("fedmjp.benchmarks.audit", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style = resources.files("benchmarks.report").joinpath("page.css").read_text(encoding="utf-8")
-    style += resources.files("benchmarks.audit").joinpath("report.css").read_text(encoding="utf-8")
+    style = resources.files("fedmjp.benchmarks.report").joinpath("page.css").read_text(encoding="utf-8")
+    style += resources.files("fedmjp.benchmarks.audit").joinpath("report.css").read_text(encoding="utf-8")
     digest = b64encode(sha256(style.encode()).digest()).decode()
     environment.filters["result"] = wording.result
     environment.globals.update(style=Markup(style), digest=f"sha256-{digest}", page=PAGE, json=JSON)  # noqa: S704 (ours)

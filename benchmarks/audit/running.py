@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.audit.app import App, copy_with_probe
-from benchmarks.federation.simulation import ANSI, ERROR, Resources
-from benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp import provenance
+from fedmjp.benchmarks.audit.app import App, copy_with_probe
+from fedmjp.benchmarks.federation.simulation import ANSI, ERROR, Resources
+from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp.errors import FederationError
 
 BUSY = "timed out during startup"

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.audit.evaluating import read_trained
-from benchmarks.audit.network import by_name
-from benchmarks.audit.noise import flat
-from benchmarks.audit.running import Records
-from benchmarks.audit.verbatim import Vector, strongest_window, vectors
-from benchmarks.audit.wire import read_arrays
+from fedmjp.benchmarks.audit.evaluating import read_trained
+from fedmjp.benchmarks.audit.network import by_name
+from fedmjp.benchmarks.audit.noise import flat
+from fedmjp.benchmarks.audit.running import Records
+from fedmjp.benchmarks.audit.verbatim import Vector, strongest_window, vectors
+from fedmjp.benchmarks.audit.wire import read_arrays
 
 ENTRIES = 2_000_000  # of all updates together that a sum is fitted on
 WINDOW = 4096  # numbers of a client's own that are looked for in its messages

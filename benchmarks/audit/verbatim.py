@@ -17,7 +17,7 @@ from PIL import Image
 from scipy.signal import fftconvolve
 from torch import Tensor
 
-from benchmarks.audit.evaluating import Private
+from fedmjp.benchmarks.audit.evaluating import Private
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 FEWEST = 16  # numbers that can be told from chance

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.audit.wording import result
+from fedmjp.benchmarks.audit.wording import result
 
 POLICY = (
     "No private example leaves as it is. No picture comes back better than its mean colour by more than 3 dB. "

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.audit.running import Records
+from fedmjp.benchmarks.audit.running import Records
 from fedmjp.replies import are_weights
 
 Kind = str  # "weights", "gradient", "unknown" or "nothing"

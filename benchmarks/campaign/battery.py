@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from benchmarks.plan.experiment import AttackConfig, named
+from fedmjp.benchmarks.plan.experiment import AttackConfig, named
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import DefenceConfig, Defences, pipeline_of
 from fedmjp.errors import ConfigError, suggestion
-from fedmjp.servers.config import Server
+from fedmjp.modifications.config import Server
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 from fedmjp.yaml_files import read_yaml

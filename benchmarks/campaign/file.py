@@ -8,7 +8,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from benchmarks.campaign.spec import Campaign
+from fedmjp.benchmarks.campaign.spec import Campaign
 from fedmjp.errors import BadInputError, ConfigError, suggestion
 from fedmjp.overrides import overridden
 from fedmjp.yaml_files import read_yaml

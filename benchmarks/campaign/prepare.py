@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from attacks.held_out import developed_on, seen_before
-from benchmarks.campaign.spec import Campaign
-from benchmarks.folder.ledger import Ledger
-from benchmarks.leaderboard.entries import RECOGNISABLE
-from benchmarks.plan.experiment import Experiment, Plan
-from benchmarks.plan.planning import plan
 from fedmjp.arithmetic import Arithmetic
+from fedmjp.attacks.held_out import developed_on, seen_before
+from fedmjp.benchmarks.campaign.spec import Campaign
+from fedmjp.benchmarks.folder.ledger import Ledger
+from fedmjp.benchmarks.leaderboard.entries import RECOGNISABLE
+from fedmjp.benchmarks.plan.experiment import Experiment, Plan
+from fedmjp.benchmarks.plan.planning import plan
 from fedmjp.data.datasets import DatasetPictures
 from fedmjp.data.selection import Selection, open_source, pick, select
 from fedmjp.metrics import DISCLOSED

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from benchmarks.plan.experiment import AttackConfig, Experiment, experiments_of
+from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, experiments_of
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Setting
 

@@ -7,12 +7,12 @@ from typing import Any, Literal, Self
 
 import torch
 
-from benchmarks.campaign.prepare import Prepared, plan_of, source_of
-from benchmarks.campaign.spec import Campaign
-from benchmarks.plan.experiment import Plan
-from benchmarks.plan.planning import DECISIVE
 from fedmjp import provenance
 from fedmjp.arithmetic import Arithmetic
+from fedmjp.benchmarks.campaign.prepare import Prepared, plan_of, source_of
+from fedmjp.benchmarks.campaign.spec import Campaign
+from fedmjp.benchmarks.plan.experiment import Plan
+from fedmjp.benchmarks.plan.planning import DECISIVE
 from fedmjp.config import Config
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import Selection, pick

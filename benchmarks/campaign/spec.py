@@ -9,18 +9,18 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from benchmarks.campaign.battery import Battery, read_battery
-from benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Utility
-from benchmarks.plan.experiment import AttackConfig, Experiment, Keep, as_value_error, experiments_of, named
 from fedmjp.arithmetic import Arithmetic, require_arithmetic
+from fedmjp.benchmarks.campaign.battery import Battery, read_battery
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Utility
+from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Keep, as_value_error, experiments_of, named
 from fedmjp.config import MAX_CLASSES, MAX_IMAGE_SIZE, MAX_SEED, Checkpoint, Config, MaskRatio
 from fedmjp.defences.pipeline import DefenceConfig, Defences, pipeline_of, with_mask_ratio
 from fedmjp.errors import BadInputError, ConfigError, suggestion
 from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.build import architecture, blueprint
+from fedmjp.modifications.config import Server
 from fedmjp.scenario import SHUFFLED_ALONE, Scenario, of_single_batches
-from fedmjp.servers.config import Server
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 from fedmjp.zoo import PREFIX, zoo_model
@@ -153,7 +153,7 @@ class Campaign(Config):
     """Everything that determines a campaign's trials, and how they are summarised.
 
     ``shared`` holds keys of grids that every grid has unless it says otherwise. ``rows`` are tried with the named
-    ``battery``, in each of its views (``benchmarks.campaign.battery``). ``weights`` gives
+    ``battery``, in each of its views (``fedmjp.benchmarks.campaign.battery``). ``weights`` gives
     checkpoints by model (``deit_small``) or by model and defence (``deit_small-mjp``), ``accuracy``
     likewise the top-1 accuracy where it is known.
 

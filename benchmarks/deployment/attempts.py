@@ -17,9 +17,9 @@ from flwr.proto.control_pb2 import ListRunsRequest
 from flwr.proto.fleet_pb2 import RegisterNodeFleetRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
-from benchmarks.deployment import certificates, flower
-from benchmarks.deployment.layout import LOOPBACK, Deployment, write_private
-from benchmarks.deployment.starting import trusting
+from fedmjp.benchmarks.deployment import certificates, flower
+from fedmjp.benchmarks.deployment.layout import LOOPBACK, Deployment, write_private
+from fedmjp.benchmarks.deployment.starting import trusting
 
 Outcome = Literal["refused", "NOT REFUSED", "could not be tried", "open"]
 REFUSALS = range(400, 500)

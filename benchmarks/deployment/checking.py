@@ -20,15 +20,15 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.supercore.control import ControlHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
-from benchmarks.deployment import certificates, flower, probe
-from benchmarks.deployment.attempts import Attempt, RefusedError, files_with, tried, without_a_run
-from benchmarks.deployment.creating import own_bundle
-from benchmarks.deployment.layout import LOOPBACK, Deployment, SiteConfig, SiteFolder, as_yaml, write_private
-from benchmarks.deployment.starting import connect, control
-from benchmarks.deployment.training import empty_database, require_idle
-from benchmarks.federation.bundle import as_toml
-from benchmarks.federation.connection import Connection
-from clients.gate.reasons import SAID, Reason
+from fedmjp.benchmarks.deployment import certificates, flower, probe
+from fedmjp.benchmarks.deployment.attempts import Attempt, RefusedError, files_with, tried, without_a_run
+from fedmjp.benchmarks.deployment.creating import own_bundle
+from fedmjp.benchmarks.deployment.layout import LOOPBACK, Deployment, SiteConfig, SiteFolder, as_yaml, write_private
+from fedmjp.benchmarks.deployment.starting import connect, control
+from fedmjp.benchmarks.deployment.training import empty_database, require_idle
+from fedmjp.benchmarks.federation.bundle import as_toml
+from fedmjp.benchmarks.federation.connection import Connection
+from fedmjp.clients.gate.reasons import SAID, Reason
 from fedmjp.errors import FederationError
 
 SECONDS = 120.0  # for nodes to come, and for their answers

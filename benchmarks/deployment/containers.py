@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 import fedmjp
-from benchmarks.deployment.layout import Deployment, DeploymentConfig, SiteFolder, as_yaml, write_private
+from fedmjp.benchmarks.deployment.layout import Deployment, DeploymentConfig, SiteFolder, as_yaml, write_private
 
 IMAGE = f"fedmjp:{fedmjp.__version__}"
 DOCKERFILE = "benchmarks/deployment/Dockerfile"

@@ -5,10 +5,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from benchmarks.deployment import certificates, flower
-from benchmarks.deployment.containers import write_server_files, write_site_files
-from benchmarks.deployment.layout import Deployment, DeploymentConfig, SiteConfig, as_yaml, write_private
-from benchmarks.federation.bundle import write_app
+from fedmjp.benchmarks.deployment import certificates, flower
+from fedmjp.benchmarks.deployment.containers import write_server_files, write_site_files
+from fedmjp.benchmarks.deployment.layout import Deployment, DeploymentConfig, SiteConfig, as_yaml, write_private
+from fedmjp.benchmarks.federation.bundle import write_app
 from fedmjp.errors import OutputError
 
 CONNECTION = "deployment"

@@ -26,7 +26,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from clients.gate.flower import Sent, send_whole
+from fedmjp.clients.gate.flower import Sent, send_whole
 
 Key = ec.EllipticCurvePrivateKey
 FINISHED, ONLINE = "finished", "online"

@@ -8,10 +8,10 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-from benchmarks.deployment import flower
-from benchmarks.deployment.layout import SiteFolder, write_private
-from benchmarks.federation.bundle import as_toml
-from benchmarks.federation.connection import environment, free_port
+from fedmjp.benchmarks.deployment import flower
+from fedmjp.benchmarks.deployment.layout import SiteFolder, write_private
+from fedmjp.benchmarks.federation.bundle import as_toml
+from fedmjp.benchmarks.federation.connection import environment, free_port
 from fedmjp.errors import ConfigError, DataError, FederationError
 
 CLOCKS = "set its clock, which may be 5 seconds ahead of the server's and 5 minutes behind"
@@ -45,7 +45,7 @@ def run_node(site: SiteFolder, data: str | None = None) -> None:
     }
     write_private(site.home / "node.toml", as_toml(about))
     leave_first(site)
-    from clients.gate.site import run_supernode  # noqa: PLC0415 (seconds of imports)
+    from fedmjp.clients.gate.site import run_supernode  # noqa: PLC0415 (seconds of imports)
 
     os.environ.update(environment(site.home))
     os.chdir(neutral)

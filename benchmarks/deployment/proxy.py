@@ -1,6 +1,6 @@
 """The reverse proxy: nginx with a configuration of ours, which lets the API of SuperNodes through and nothing else.
 
-Started as ``python -m benchmarks.deployment.proxy NGINX LOGS CONFIGURATION``, which becomes nginx.
+Started as ``python -m fedmjp.benchmarks.deployment.proxy NGINX LOGS CONFIGURATION``, which becomes nginx.
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.deployment.layout import LOOPBACK, Deployment, DeploymentConfig
+from fedmjp.benchmarks.deployment.layout import LOOPBACK, Deployment, DeploymentConfig
 from fedmjp.errors import BadInputError
 
 INSTALL = "the reverse proxy needs nginx, which is not installed; apt-get install nginx-light"

@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.supercore.control import ControlHttpClient
 
-from benchmarks.deployment import flower, supervision
-from benchmarks.deployment.creating import CONNECTION
-from benchmarks.deployment.layout import LOOPBACK, Deployment, DeploymentConfig, write_private
-from benchmarks.deployment.proxy import find_nginx, proxy_configuration
-from benchmarks.federation.connection import Connection
+from fedmjp.benchmarks.deployment import flower, supervision
+from fedmjp.benchmarks.deployment.creating import CONNECTION
+from fedmjp.benchmarks.deployment.layout import LOOPBACK, Deployment, DeploymentConfig, write_private
+from fedmjp.benchmarks.deployment.proxy import find_nginx, proxy_configuration
+from fedmjp.benchmarks.federation.connection import Connection
 from fedmjp.errors import ConfigError, FederationError, OutputError
 from fedmjp.extras import require
 

@@ -7,7 +7,7 @@
   handed out and not confirmed is handed out again after a start. Nobody counts twice: a message has one reply.
 - A part of a message that is sent again, because the answer was lost, fails the run. Here it is there already.
 
-Started as ``python -m benchmarks.deployment.superlink --database FILE ARGUMENTS``.
+Started as ``python -m fedmjp.benchmarks.deployment.superlink --database FILE ARGUMENTS``.
 """
 
 import sqlite3

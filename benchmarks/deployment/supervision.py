@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.deployment.layout import LOOPBACK, Deployment, DeploymentConfig
-from benchmarks.deployment.proxy import end_leftovers
-from benchmarks.federation.connection import environment, program
+from fedmjp.benchmarks.deployment.layout import LOOPBACK, Deployment, DeploymentConfig
+from fedmjp.benchmarks.deployment.proxy import end_leftovers
+from fedmjp.benchmarks.federation.connection import environment, program
 from fedmjp.errors import FederationError
 
 SUPERLINK, SUPEREXEC, PROXY = "superlink", "superexec", "proxy"
@@ -135,7 +135,7 @@ def _commands(deployment: Deployment, config: DeploymentConfig, nginx: str) -> d
         sys.executable,
         "-P",
         "-m",
-        "benchmarks.deployment.superlink",
+        "fedmjp.benchmarks.deployment.superlink",
         "--host",
         LOOPBACK,
         "--port",
@@ -146,7 +146,7 @@ def _commands(deployment: Deployment, config: DeploymentConfig, nginx: str) -> d
     superlink += ["--database", str(database_of(config)), "--disable-runtime-dependency-installation"]
     superexec = [program("flower-superexec"), "--root-certificates", str(deployment.authority)]
     superexec += ["--runtime-api-address", inside, *secret]
-    proxy = [sys.executable, "-P", "-m", "benchmarks.deployment.proxy", nginx, str(deployment.logs)]
+    proxy = [sys.executable, "-P", "-m", "fedmjp.benchmarks.deployment.proxy", nginx, str(deployment.logs)]
     proxy += [str(deployment.proxy)]
     return {SUPERLINK: superlink, SUPEREXEC: superexec, PROXY: proxy}
 

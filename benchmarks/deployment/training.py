@@ -9,18 +9,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from benchmarks.deployment import flower, supervision
-from benchmarks.deployment.layout import Deployment
-from benchmarks.deployment.starting import connect, control, read_public_key
-from benchmarks.federation.bundle import as_toml, write_app
-from benchmarks.federation.connection import Connection
-from benchmarks.federation.simulation import failed_of, follow
-from benchmarks.federation.training import draw_history, play_again, rounds_done, training_of, watch
-from clients.gate.policy import Policy
+from fedmjp.benchmarks.deployment import flower, supervision
+from fedmjp.benchmarks.deployment.layout import Deployment
+from fedmjp.benchmarks.deployment.starting import connect, control, read_public_key
+from fedmjp.benchmarks.federation.bundle import as_toml, write_app
+from fedmjp.benchmarks.federation.connection import Connection
+from fedmjp.benchmarks.federation.simulation import failed_of, follow
+from fedmjp.benchmarks.federation.training import draw_history, play_again, rounds_done, training_of, watch
+from fedmjp.clients.gate.policy import Policy
 from fedmjp.errors import ConfigError, FederationError
 from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.server.roster import key_of
 from fedmjp.training.run_folder import TrainingFolder
-from server.roster import key_of
 
 ROUND_SECONDS = 3600.0  # for a reply of a site, unless the scenario says its own
 PATIENCE_SECONDS = 120.0  # for a SuperLink that is started again

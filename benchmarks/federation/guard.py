@@ -1,6 +1,6 @@
 """Runs a SuperLink and makes sure that nothing of it outlives its owner, however the owner ends.
 
-Started as ``python -m benchmarks.federation.guard HOME COMMAND...``. The owner holds the other end
+Started as ``python -m fedmjp.benchmarks.federation.guard HOME COMMAND...``. The owner holds the other end
 of standard input; when that closes (on purpose, by Ctrl-C or by kill -9), everything that inherited
 the environment of the SuperLink is stopped and its home folder removed; and so when the SuperLink's own
 SuperExec dies. If the guard itself is killed, the SuperLink ends with it, and the owner stops the rest; if both are
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-MODULE = "benchmarks.federation.guard"
+MODULE = "fedmjp.benchmarks.federation.guard"
 PREFIX = "fedmjp-link-"  # of homes
 SUPEREXEC = ("flower-superexec", "flower-superexe")  # Linux keeps 15 letters of what is dead
 STOP_SECONDS = 3

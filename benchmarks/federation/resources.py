@@ -6,9 +6,9 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from benchmarks.federation.simulation import Resources
-from benchmarks.federation.training import training_of
 from fedmjp import provenance
+from fedmjp.benchmarks.federation.simulation import Resources
+from fedmjp.benchmarks.federation.training import training_of
 from fedmjp.data.loading import Batch
 from fedmjp.errors import ConfigError
 from fedmjp.models.build import build

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.federation.simulation import RunFolder
-from benchmarks.folder.output import write_json
 from fedmjp import provenance
+from fedmjp.benchmarks.federation.simulation import RunFolder
+from fedmjp.benchmarks.folder.output import write_json
 from fedmjp.data.loading import steps_per_epoch
 from fedmjp.learning import Training
 from fedmjp.scenario import Scenario

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.federation.bundle import as_toml, write_app
-from benchmarks.federation.connection import GRACE, Connection
-from benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp import provenance
+from fedmjp.benchmarks.federation.bundle import as_toml, write_app
+from fedmjp.benchmarks.federation.connection import GRACE, Connection
+from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp.errors import KILLED, OUT_OF_MEMORY, ConfigError, FederationError, QuorumError, RecordError, out_of_memory
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload, load_fields, record_name
 from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.server.uploads import UploadFolder
 from fedmjp.wire import FAILED, PLAYED
-from server.uploads import UploadFolder
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 ROUND = re.compile(r"\[ROUND \d+/\d+\] done")

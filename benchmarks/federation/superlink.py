@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from benchmarks.federation.connection import Connection, free_port, program
-from benchmarks.federation.guard import MODULE, PREFIX, end, end_abandoned, marked
+from fedmjp.benchmarks.federation.connection import Connection, free_port, program
+from fedmjp.benchmarks.federation.guard import MODULE, PREFIX, end, end_abandoned, marked
 from fedmjp.errors import FederationError
 
 CONNECTION = "private"
@@ -29,7 +29,7 @@ START_SECONDS = 60
 class PrivateSuperLink(Connection):
     """Context manager around the SuperLink process and everything that it starts.
 
-    A guard process stands between (``benchmarks.federation.guard``): it stops the SuperLink when we
+    A guard process stands between (``fedmjp.benchmarks.federation.guard``): it stops the SuperLink when we
     leave the context, and also when we are killed; ``home`` is a folder for temporary files that goes with it.
     Where both were killed, the next SuperLink on this machine stops what they left.
 

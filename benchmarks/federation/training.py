@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.federation.round_records import describe_records
-from benchmarks.federation.simulation import Resources, run_app
+from fedmjp.benchmarks.federation.round_records import describe_records
+from fedmjp.benchmarks.federation.simulation import Resources, run_app
 from fedmjp.data.loading import steps_per_epoch
 from fedmjp.data.partitions import Partition, partition
 from fedmjp.errors import ConfigError, FederationError, QuorumError

@@ -16,16 +16,16 @@ import numpy.typing as npt
 import pandas as pd
 from pydantic import TypeAdapter
 
-from benchmarks.folder.output import as_json, write_text
-from benchmarks.folder.pictures import files_in, folder_of
-from benchmarks.folder.store import START_OVER
-from benchmarks.plan.cells import PlannedCell
+from fedmjp.benchmarks.folder.output import as_json, write_text
+from fedmjp.benchmarks.folder.pictures import files_in, folder_of
+from fedmjp.benchmarks.folder.store import START_OVER
+from fedmjp.benchmarks.plan.cells import PlannedCell
 from fedmjp.errors import OutputError
 from fedmjp.files import read_file
 from fedmjp.texts import guard, unguard
 
 if TYPE_CHECKING:
-    from benchmarks.plan.experiment import Plan
+    from fedmjp.benchmarks.plan.experiment import Plan
 
 ABOUT, TRIALS = "plan.json", "plan.csv"
 COLUMNS = ("key", "cell", "picture", "picture_sha256", "seed", "stem")

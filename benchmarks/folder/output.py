@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from benchmarks.folder.pictures import save_png
-from benchmarks.folder.store import Store
+from fedmjp.benchmarks.folder.pictures import save_png
+from fedmjp.benchmarks.folder.store import Store
 from fedmjp.errors import OutputError
 from fedmjp.files import replacing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from benchmarks.federation.simulation import RunFolder
+    from fedmjp.benchmarks.federation.simulation import RunFolder
 
 MARK = ".fedmjp"
 _LOCKS: dict[Path, TextIO] = {}  # open for the rest of the process, which is what keeps a folder locked
@@ -47,7 +47,7 @@ class OutputFolder:
     @property
     def run(self) -> RunFolder:
         """Records of the federated run; removed when no trial needs them any more."""
-        from benchmarks.federation.simulation import RunFolder  # noqa: PLC0415 (it brings torch)
+        from fedmjp.benchmarks.federation.simulation import RunFolder  # noqa: PLC0415 (it brings torch)
 
         return RunFolder(self.root / "run")
 

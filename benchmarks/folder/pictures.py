@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from PIL import Image
 
-from benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.defences.pipeline import NONE
 from fedmjp.errors import OutputError
 from fedmjp.files import replacing
@@ -21,7 +21,7 @@ from fedmjp.settings import Picture
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from benchmarks.plan.experiment import PlannedTrial
+    from fedmjp.benchmarks.plan.experiment import PlannedTrial
 
 
 class PictureKeeper(Protocol):

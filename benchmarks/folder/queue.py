@@ -32,7 +32,7 @@ from sqlalchemy import (
     update,
 )
 
-from benchmarks.folder.store import LOCK_SCHEMA, Json, Store
+from fedmjp.benchmarks.folder.store import LOCK_SCHEMA, Json, Store
 from fedmjp.errors import OutputError
 
 LEASE_SECONDS = 60.0

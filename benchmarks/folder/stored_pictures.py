@@ -7,8 +7,8 @@ from sqlalchemy import Column, LargeBinary, MetaData, Table, Text, delete, selec
 from sqlalchemy.dialects.postgresql import insert
 from torch import Tensor
 
-from benchmarks.folder.pictures import png_of
-from benchmarks.folder.store import Store
+from fedmjp.benchmarks.folder.pictures import png_of
+from fedmjp.benchmarks.folder.store import Store
 from fedmjp.files import replacing
 
 PER_QUERY = 100

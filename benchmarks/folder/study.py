@@ -19,9 +19,9 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
 
-from benchmarks.folder.ledger import CELLS, COLUMNS, Ledger
-from benchmarks.folder.output import OutputFolder, write_json
-from benchmarks.folder.store import COLOUR, TRIAL_COLUMNS, RecordedTrials, frame_of
+from fedmjp.benchmarks.folder.ledger import CELLS, COLUMNS, Ledger
+from fedmjp.benchmarks.folder.output import OutputFolder, write_json
+from fedmjp.benchmarks.folder.store import COLOUR, TRIAL_COLUMNS, RecordedTrials, frame_of
 from fedmjp.errors import OutputError
 from fedmjp.files import read_file, replacing, require_regular
 

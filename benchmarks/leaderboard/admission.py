@@ -8,22 +8,30 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.folder.ledger import ABOUT
-from benchmarks.folder.output import write_text
-from benchmarks.folder.study import holds_plan, holds_study
-from benchmarks.leaderboard.entries import RECOGNISABLE, Difference, Entry, Record, Submission, Submitter, entry_id
-from benchmarks.leaderboard.figures import Figures, judged, marginal_name
-from benchmarks.leaderboard.measures import MEASURES, computable_metric, needed_metrics
-from benchmarks.leaderboard.pairing import Pairs
-from benchmarks.leaderboard.plausible import (
+from fedmjp.benchmarks.folder.ledger import ABOUT
+from fedmjp.benchmarks.folder.output import write_text
+from fedmjp.benchmarks.folder.study import holds_plan, holds_study
+from fedmjp.benchmarks.leaderboard.entries import (
+    RECOGNISABLE,
+    Difference,
+    Entry,
+    Record,
+    Submission,
+    Submitter,
+    entry_id,
+)
+from fedmjp.benchmarks.leaderboard.figures import Figures, judged, marginal_name
+from fedmjp.benchmarks.leaderboard.measures import MEASURES, computable_metric, needed_metrics
+from fedmjp.benchmarks.leaderboard.pairing import Pairs
+from fedmjp.benchmarks.leaderboard.plausible import (
     ROUNDING,
     contradictions_with,
     impossible_figures,
     impossible_origin,
     odd_texts,
 )
-from benchmarks.leaderboard.statistics import Sample
-from benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.leaderboard.statistics import Sample
+from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.config import ModelConfig
 from fedmjp.defences.pipeline import NONE
 from fedmjp.errors import BadInputError, ConfigError, OutputError, UnknownNameError
@@ -280,7 +288,7 @@ def _of_defences(entry: Entry) -> Iterator[str]:
 
 def _of_attack(entry: Entry) -> Iterator[str]:
     """What we know of an attack, nobody may claim otherwise; references have to be ones that we know."""
-    from benchmarks.plan.experiment import AttackConfig  # noqa: PLC0415 (it brings torch)
+    from fedmjp.benchmarks.plan.experiment import AttackConfig  # noqa: PLC0415 (it brings torch)
     from fedmjp.models.build import blueprint  # noqa: PLC0415
 
     unseen = "so that nobody can see whether {} takes the defence into account; set adapted to false"

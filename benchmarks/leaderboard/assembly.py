@@ -10,12 +10,12 @@ import pandas as pd
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from benchmarks.folder.ledger import Ledger
-from benchmarks.folder.store import COLOUR, START_OVER
-from benchmarks.leaderboard.entries import FLAT, Cost, Entry, Provenance, Utility, entry_id
-from benchmarks.leaderboard.figures import Figures, judged
-from benchmarks.leaderboard.measures import MEASURES
-from benchmarks.plan.cells import Cell, PlannedCell
+from fedmjp.benchmarks.folder.ledger import Ledger
+from fedmjp.benchmarks.folder.store import COLOUR, START_OVER
+from fedmjp.benchmarks.leaderboard.entries import FLAT, Cost, Entry, Provenance, Utility, entry_id
+from fedmjp.benchmarks.leaderboard.figures import Figures, judged
+from fedmjp.benchmarks.leaderboard.measures import MEASURES
+from fedmjp.benchmarks.plan.cells import Cell, PlannedCell
 from fedmjp.errors import RecordError
 from fedmjp.metrics import metric
 

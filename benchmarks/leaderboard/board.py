@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import pandas as pd
 
-from benchmarks.folder.ledger import Ledger
-from benchmarks.leaderboard.assembly import entries_of, span
-from benchmarks.leaderboard.entries import Board, Entry, Reported
-from benchmarks.leaderboard.listing import grouped
-from benchmarks.leaderboard.notes import notes
-from benchmarks.leaderboard.standings import standings
+from fedmjp.benchmarks.folder.ledger import Ledger
+from fedmjp.benchmarks.leaderboard.assembly import entries_of, span
+from fedmjp.benchmarks.leaderboard.entries import Board, Entry, Reported
+from fedmjp.benchmarks.leaderboard.listing import grouped
+from fedmjp.benchmarks.leaderboard.notes import notes
+from fedmjp.benchmarks.leaderboard.standings import standings
 
 MANIFEST_VERSION: Final = 2  # of the manifest's own form
 

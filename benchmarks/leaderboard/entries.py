@@ -10,8 +10,8 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from attacks.kinds import Reveals, Role
-from benchmarks.plan.cells import Cell
+from fedmjp.attacks.kinds import Reveals, Role
+from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.errors import ConfigError, UnknownNameError
@@ -20,7 +20,7 @@ from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 
 SCHEMA_VERSION: Final = 4
-# Of pictures; ``benchmarks.leaderboard.measures`` has what else can be revealed.
+# Of pictures; ``fedmjp.benchmarks.leaderboard.measures`` has what else can be revealed.
 LEAKAGE = "psnr"  # in dB against the private picture, higher reveals more; other metrics stand beside it
 EXACT = 40.0  # dB from which a picture counts as recovered exactly: the error's root mean square is a hundredth
 RECOGNISABLE = 20.0  # dB: the error's root mean square is a tenth of the range
@@ -28,7 +28,7 @@ FLAT = 25.0  # dB that a picture's own mean colour scores, from which on recover
 
 SHOWN = 3  # errors of a file that is read
 
-# What each means stands in benchmarks.report.legend. Not one of them says "private": no experiment can.
+# What each means stands in fedmjp.benchmarks.report.legend. Not one of them says "private": no experiment can.
 Verdict = Literal[
     "leaks", "reduced", "withstood", "naive attack failed", "inconclusive", "no leak seen", "incomplete", "refused",
     "floor", "bound",
@@ -178,7 +178,8 @@ class Entry(Record):
     the same model, attack, pictures, seeds and server where clients defend nothing, in setting a. ``exposed`` counts
     pictures that are recognisable and at least 3 dB better than the guess. ``floor`` and ``twin`` are ids of entries.
 
-    All this is said of cells that reveal pictures: of features and labels, ``benchmarks.leaderboard.measures`` has
+    All this is said of cells that reveal pictures: of features and labels, ``fedmjp.benchmarks.leaderboard.measures``
+    has
     metrics, thresholds and guesses in place of these.
     """
 

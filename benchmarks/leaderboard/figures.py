@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.leaderboard.entries import LEAKAGE, Difference, Entry, Marginal, Share
-from benchmarks.leaderboard.measures import MEASURES, Measure, Threshold
-from benchmarks.leaderboard.pairing import Pairs
-from benchmarks.leaderboard.statistics import Interval, Sample, difference, intervals, share, statistics
-from benchmarks.leaderboard.verdicts import judge
-from benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Difference, Entry, Marginal, Share
+from fedmjp.benchmarks.leaderboard.measures import MEASURES, Measure, Threshold
+from fedmjp.benchmarks.leaderboard.pairing import Pairs
+from fedmjp.benchmarks.leaderboard.statistics import Interval, Sample, difference, intervals, share, statistics
+from fedmjp.benchmarks.leaderboard.verdicts import judge
+from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.metrics import metric
 
 _Values = dict[str, float]  # by picture

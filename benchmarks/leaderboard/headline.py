@@ -2,8 +2,8 @@
 
 import math
 
-from benchmarks.leaderboard.entries import Entry
-from benchmarks.leaderboard.measures import MEASURES
+from fedmjp.benchmarks.leaderboard.entries import Entry
+from fedmjp.benchmarks.leaderboard.measures import MEASURES
 
 NOTHING = (0.0, -math.inf)
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from attacks.kinds import Reveals
-from benchmarks.leaderboard.entries import EXACT, LEAKAGE, RECOGNISABLE
-from benchmarks.leaderboard.statistics import gain_below, share_below
+from fedmjp.attacks.kinds import Reveals
+from fedmjp.benchmarks.leaderboard.entries import EXACT, LEAKAGE, RECOGNISABLE
+from fedmjp.benchmarks.leaderboard.statistics import gain_below, share_below
 from fedmjp.metrics import metric
 
 EXACT_FEATURE = 1e-3  # feature_error up to which a feature counts as exact: float32 gradients leave less

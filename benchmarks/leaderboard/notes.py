@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.leaderboard.entries import FLAT, Entry, Reported
-from benchmarks.leaderboard.listing import listed
+from fedmjp.benchmarks.leaderboard.entries import FLAT, Entry, Reported
+from fedmjp.benchmarks.leaderboard.listing import listed
 from fedmjp.metrics import metric
 
 SETTINGS = (

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from operator import eq
 from typing import Any
 
-from benchmarks.leaderboard.listing import grouped
-from benchmarks.leaderboard.measures import MEASURES
-from benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.leaderboard.listing import grouped
+from fedmjp.benchmarks.leaderboard.measures import MEASURES
+from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.defences.pipeline import Defences, pipeline_of
 from fedmjp.settings import Picture, Setting
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Any
 
-from benchmarks.leaderboard.entries import LEAKAGE, Entry, Provenance
-from benchmarks.leaderboard.measures import MEASURES
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Entry, Provenance
+from fedmjp.benchmarks.leaderboard.measures import MEASURES
 from fedmjp.config import MAX_SEED, ModelConfig
 from fedmjp.metrics import metric
 from fedmjp.texts import UNPRINTABLE

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks.leaderboard.entries import Entry, Standing
-from benchmarks.leaderboard.headline import headline
-from benchmarks.leaderboard.listing import grouped
-from benchmarks.leaderboard.verdicts import LEAKING, Judgement, gave_up
+from fedmjp.benchmarks.leaderboard.entries import Entry, Standing
+from fedmjp.benchmarks.leaderboard.headline import headline
+from fedmjp.benchmarks.leaderboard.listing import grouped
+from fedmjp.benchmarks.leaderboard.verdicts import LEAKING, Judgement, gave_up
 
 RANKED = (*LEAKING, "withstood")
 _SHARED = (

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from benchmarks.leaderboard.entries import Difference, Share, Statistics
+from fedmjp.benchmarks.leaderboard.entries import Difference, Share, Statistics
 from fedmjp.seeds import numpy_generator
 
 CONFIDENCE = 0.95

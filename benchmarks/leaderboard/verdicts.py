@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from benchmarks.leaderboard.entries import FLAT, Difference, Entry, Verdict
-from benchmarks.leaderboard.headline import recovery
-from benchmarks.leaderboard.measures import MEASURES, Measure
+from fedmjp.benchmarks.leaderboard.entries import FLAT, Difference, Entry, Verdict
+from fedmjp.benchmarks.leaderboard.headline import recovery
+from fedmjp.benchmarks.leaderboard.measures import MEASURES, Measure
 from fedmjp.errors import GAVE_UP
 
 TOLERATED = 0.05  # share of trials that may fail

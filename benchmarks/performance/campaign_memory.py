@@ -1,6 +1,6 @@
 """Whether a campaign's memory grows as trials go by: of its processes together, from its first minute to its last.
 
-``python -m benchmarks.performance.campaign_memory --campaign FILE --data FOLDER --output DIR --json FILE``
+``python -m fedmjp.benchmarks.performance.campaign_memory --campaign FILE --data FOLDER --output DIR --json FILE``
 
 The campaign is run by its command, in the folder that ``--output`` names; with ``--database URL`` instead by one worker
 of an empty PostgreSQL database, whose own memory does not count. What processes share counts once (PSS).
@@ -18,7 +18,7 @@ from typing import Annotated
 import psutil
 import typer
 
-from benchmarks.scripts import Json, keep_figures
+from fedmjp.benchmarks.scripts import Json, keep_figures
 from fedmjp.errors import BadInputError, FedmjpError
 from fedmjp.running import run_function
 

@@ -1,6 +1,6 @@
 """Trials per second of a campaign that workers share through PostgreSQL, against one process with a file.
 
-``python -m benchmarks.performance.campaign_workers --database URL --json FILE``. Workers are processes of this
+``python -m fedmjp.benchmarks.performance.campaign_workers --database URL --json FILE``. Workers are processes of this
 machine, each with one thread. They plan first. Then all begin at once, and time counts until the last has ended.
 Processor seconds per trial say what leasing costs however busy the machine is; those of the database are not counted.
 """
@@ -17,21 +17,21 @@ import torch
 import typer
 import yaml
 
-from benchmarks.campaign.file import read_campaign
-from benchmarks.campaign.prepare import Prepared, prepare
-from benchmarks.campaign.shared import SharedCampaign
-from benchmarks.folder.output import OutputFolder
-from benchmarks.folder.queue import Queue
-from benchmarks.folder.store import Store
-from benchmarks.running.leasing import offer, work_off
-from benchmarks.running.progress import RunProgress
-from benchmarks.running.runner import run_campaign
-from benchmarks.scripts import Json, keep_figures
+from fedmjp.benchmarks.campaign.file import read_campaign
+from fedmjp.benchmarks.campaign.prepare import Prepared, prepare
+from fedmjp.benchmarks.campaign.shared import SharedCampaign
+from fedmjp.benchmarks.folder.output import OutputFolder
+from fedmjp.benchmarks.folder.queue import Queue
+from fedmjp.benchmarks.folder.store import Store
+from fedmjp.benchmarks.running.leasing import offer, work_off
+from fedmjp.benchmarks.running.progress import RunProgress
+from fedmjp.benchmarks.running.runner import run_campaign
+from fedmjp.benchmarks.scripts import Json, keep_figures
 from fedmjp.errors import BadInputError
 from fedmjp.running import run_function
 
 PROCESSES = get_context("forkserver")
-PROCESSES.set_forkserver_preload(["benchmarks.running.leasing", "benchmarks.scripts"])
+PROCESSES.set_forkserver_preload(["fedmjp.benchmarks.running.leasing", "fedmjp.benchmarks.scripts"])
 CAMPAIGN = {
     "name": "campaign_workers",
     "data": {"pictures": 8},

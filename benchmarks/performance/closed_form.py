@@ -1,6 +1,6 @@
 """Seconds per picture of APRIL's closed form: breaching's way and ours, in one process on the same pictures.
 
-``python -m benchmarks.performance.closed_form --pictures FOLDER --n 40 --json FILE``
+``python -m fedmjp.benchmarks.performance.closed_form --pictures FOLDER --n 40 --json FILE``
 
 The peer computes the gradients of all parameters, one picture at a time, and solves with
 ``closed_form_april``. We compute the gradients that the attack reads, for a stack of pictures in one
@@ -24,9 +24,9 @@ import typer
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from attacks import ATTACKS
-from attacks.base import showing_pictures
-from benchmarks.scripts import Json, Pictures, keep_figures, unseen
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.base import showing_pictures
+from fedmjp.benchmarks.scripts import Json, Pictures, keep_figures, unseen
 from fedmjp.config import ModelConfig
 from fedmjp.exchange import private_of
 from fedmjp.metrics import metric

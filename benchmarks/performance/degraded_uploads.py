@@ -1,6 +1,6 @@
 """What is left of the patch-embedding leak when uploads are not clean float32.
 
-``python -m benchmarks.performance.degraded_uploads --pictures FOLDER --n 20 --json FILE``
+``python -m fedmjp.benchmarks.performance.degraded_uploads --pictures FOLDER --n 20 --json FILE``
 
 Each gradient is degraded before it is attacked, with a scale of its own for the patch embedding's
 gradient, the position embedding's rows of patches, and its row of the class token. Nothing of it is
@@ -17,10 +17,10 @@ import torch
 import typer
 from torch import Tensor
 
-from attacks import ATTACKS
-from attacks.base import showing_pictures
-from benchmarks.leaderboard.statistics import Sample, intervals, statistics
-from benchmarks.scripts import Json, Pictures, keep_figures, unseen
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.base import showing_pictures
+from fedmjp.benchmarks.leaderboard.statistics import Sample, intervals, statistics
+from fedmjp.benchmarks.scripts import Json, Pictures, keep_figures, unseen
 from fedmjp.config import ModelConfig
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.metrics import metric

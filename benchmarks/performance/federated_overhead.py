@@ -1,6 +1,6 @@
 """What Flower costs: seconds per round of a simulation against the same local training in bare processes.
 
-``python -m benchmarks.performance.federated_overhead --data FOLDER --classes 32 --json FILE``
+``python -m fedmjp.benchmarks.performance.federated_overhead --data FOLDER --classes 32 --json FILE``
 
 Both train the same clients with the same number of processes and threads. The first round of each, in which
 processes start and read the data set for the first time, is not counted.
@@ -19,10 +19,10 @@ import pandas as pd
 import torch
 import typer
 
-from benchmarks.federation.resources import resources_for
-from benchmarks.federation.simulation import Resources
-from benchmarks.federation.training import deal, train_federated, training_of
-from benchmarks.scripts import Json, keep_figures
+from fedmjp.benchmarks.federation.resources import resources_for
+from fedmjp.benchmarks.federation.simulation import Resources
+from fedmjp.benchmarks.federation.training import deal, train_federated, training_of
+from fedmjp.benchmarks.scripts import Json, keep_figures
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import steps_per_epoch, training_epochs
 from fedmjp.models.build import build

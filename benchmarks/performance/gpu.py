@@ -1,6 +1,6 @@
 """What a GPU makes of it: tests, matrix rates, closed forms, training and gradient matching, in one call.
 
-``python -m benchmarks.performance.gpu --pictures FOLDER --json FILE --minutes 8``
+``python -m fedmjp.benchmarks.performance.gpu --pictures FOLDER --json FILE --minutes 8``
 
 Each part is written as soon as it is done, and one that fails leaves its error and does not stop the others. On a CPU,
 ``--n 4`` shows that it runs; its figures say nothing there.
@@ -16,11 +16,11 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.folder.output import write_json
-from benchmarks.performance import gpu_closed_forms, gpu_matching, gpu_rates, gpu_tests, gpu_training
-from benchmarks.performance.gpu_work import Work
-from benchmarks.scripts import Json, Pictures, command_line
 from fedmjp import provenance
+from fedmjp.benchmarks.folder.output import write_json
+from fedmjp.benchmarks.performance import gpu_closed_forms, gpu_matching, gpu_rates, gpu_tests, gpu_training
+from fedmjp.benchmarks.performance.gpu_work import Work
+from fedmjp.benchmarks.scripts import Json, Pictures, command_line
 from fedmjp.errors import UnknownNameError
 from fedmjp.running import run_function
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from attacks import ATTACKS
-from attacks.base import showing_pictures
-from attacks.held_out import seen_before
-from benchmarks.performance.gpu_rates import matrix_rate
-from benchmarks.performance.gpu_work import Work
 from fedmjp.arithmetic import Arithmetic, require_arithmetic
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.base import showing_pictures
+from fedmjp.attacks.held_out import seen_before
+from fedmjp.benchmarks.performance.gpu_rates import matrix_rate
+from fedmjp.benchmarks.performance.gpu_work import Work
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source

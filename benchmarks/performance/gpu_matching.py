@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from attacks.gradient_matching import GradientMatching
-from benchmarks.performance.gpu_work import Work
+from fedmjp.attacks.gradient_matching import GradientMatching
+from fedmjp.benchmarks.performance.gpu_work import Work
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.metrics import metric

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.performance.gpu_work import Work
 from fedmjp.arithmetic import Arithmetic, computing, require_arithmetic
+from fedmjp.benchmarks.performance.gpu_work import Work
 from fedmjp.errors import ConfigError
 
 REPEATS = 10

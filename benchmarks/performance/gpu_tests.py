@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from benchmarks.performance.gpu_work import Work
+from fedmjp.benchmarks.performance.gpu_work import Work
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = 6

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from timm import create_model
 from torch import Tensor
 
-from benchmarks.performance.gpu_work import Work
+from fedmjp.benchmarks.performance.gpu_work import Work
 from fedmjp.config import ModelConfig
 from fedmjp.data.datasets import open_dataset
 from fedmjp.data.loading import Batch, training_epochs

@@ -1,4 +1,4 @@
-"""What the parts of ``benchmarks.performance.gpu`` share: the device, the size of the work, and times on it."""
+"""What the parts of ``fedmjp.benchmarks.performance.gpu`` share: the device, the size of the work, and times on it."""
 
 import gc
 import time

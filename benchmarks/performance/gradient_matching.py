@@ -1,6 +1,6 @@
 """``gradient_matching`` against breaching's ``invertinggradients``: how well, and how fast per iteration.
 
-``python -m benchmarks.performance.gradient_matching --n 10 --iterations 200 --json FILE [--pictures FOLDER]``
+``python -m fedmjp.benchmarks.performance.gradient_matching --n 10 --iterations 200 --json FILE [--pictures FOLDER]``
 
 Both get the same model, the same gradients of single pictures and the same number of iterations, in one
 process. The two take turns, so that whatever else the machine does meets both. Times are given twice:
@@ -21,12 +21,12 @@ import typer
 from scipy import stats
 from torch.utils.flop_counter import FlopCounterMode
 
-from attacks.base import Attack
-from attacks.breaching_adapter import InvertingGradients
-from attacks.gradient_matching import GradientMatching
-from attacks.grey import LEVEL
-from attacks.held_out import seen_before
-from benchmarks.scripts import Json, Pictures, keep_figures
+from fedmjp.attacks.base import Attack
+from fedmjp.attacks.breaching_adapter import InvertingGradients
+from fedmjp.attacks.gradient_matching import GradientMatching
+from fedmjp.attacks.grey import LEVEL
+from fedmjp.attacks.held_out import seen_before
+from fedmjp.benchmarks.scripts import Json, Pictures, keep_figures
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source

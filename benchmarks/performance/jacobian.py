@@ -1,6 +1,6 @@
 """Seconds of a Jacobian of ``network_degraded``, and of one slope of its cost: derivatives written out, and torch's.
 
-``OMP_NUM_THREADS=1 python -m benchmarks.performance.jacobian --json FILE``
+``OMP_NUM_THREADS=1 python -m fedmjp.benchmarks.performance.jacobian --json FILE``
 
 Both differentiate the same function at the same point, in turns: a bundled photograph, of which noise of 1e-2 is on all
 gradients. The Jacobian is along the directions in which pictures vary most, in float32; the slope of all entries'
@@ -19,17 +19,17 @@ import typer
 from torch import Tensor
 
 import fedmjp
-from attacks.first_mlp.places import Entrance
-from attacks.gauss_newton.body import shown_directions
-from attacks.gauss_newton.chosen import some
-from attacks.gauss_newton.degraded import NetworkDegraded
-from attacks.gauss_newton.factors import Factored, Factors
-from attacks.gauss_newton.levenberg import jacobian
-from attacks.gauss_newton.picked import PickedResiduals
-from attacks.gauss_newton.residuals import compared_layers
-from attacks.gauss_newton.sent import Sent
-from attacks.gauss_newton.space import OpenSpace, Prior
-from benchmarks.scripts import Json, keep_figures
+from fedmjp.attacks.first_mlp.places import Entrance
+from fedmjp.attacks.gauss_newton.body import shown_directions
+from fedmjp.attacks.gauss_newton.chosen import some
+from fedmjp.attacks.gauss_newton.degraded import NetworkDegraded
+from fedmjp.attacks.gauss_newton.factors import Factored, Factors
+from fedmjp.attacks.gauss_newton.levenberg import jacobian
+from fedmjp.attacks.gauss_newton.picked import PickedResiduals
+from fedmjp.attacks.gauss_newton.residuals import compared_layers
+from fedmjp.attacks.gauss_newton.sent import Sent
+from fedmjp.attacks.gauss_newton.space import OpenSpace, Prior
+from fedmjp.benchmarks.scripts import Json, keep_figures
 from fedmjp.models import names
 from fedmjp.models.build import build_vit
 from fedmjp.patches import to_patches

@@ -1,6 +1,6 @@
 """How long a large leaderboard takes: reading the store, computing the board, writing it.
 
-``python -m benchmarks.performance.leaderboard --trials 100000 --json FILE``
+``python -m fedmjp.benchmarks.performance.leaderboard --trials 100000 --json FILE``
 
 200 cells of synthetic trials in a real store; nothing is attacked. Figures are wall-clock seconds on
 the machine that the file names.
@@ -17,15 +17,15 @@ import numpy as np
 import pandas as pd
 import typer
 
-from benchmarks.folder.ledger import Ledger
-from benchmarks.folder.store import Store, Trial
-from benchmarks.leaderboard.board import board_of
-from benchmarks.leaderboard.entries import RECOGNISABLE, reported_in
-from benchmarks.performance.store import filler
-from benchmarks.plan.cells import Cell, PlannedCell
-from benchmarks.report.publish import FORMATS, publish
-from benchmarks.scripts import Json, keep_figures, timed
 from fedmjp import provenance
+from fedmjp.benchmarks.folder.ledger import Ledger
+from fedmjp.benchmarks.folder.store import Store, Trial
+from fedmjp.benchmarks.leaderboard.board import board_of
+from fedmjp.benchmarks.leaderboard.entries import RECOGNISABLE, reported_in
+from fedmjp.benchmarks.performance.store import filler
+from fedmjp.benchmarks.plan.cells import Cell, PlannedCell
+from fedmjp.benchmarks.report.publish import FORMATS, publish
+from fedmjp.benchmarks.scripts import Json, keep_figures, timed
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
 from fedmjp.seeds import numpy_generator

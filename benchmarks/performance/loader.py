@@ -1,6 +1,6 @@
 """Pictures per second of the training loader, against a plain loop of torch and timm in the same process.
 
-``python -m benchmarks.performance.loader --pictures FOLDER --json FILE``
+``python -m fedmjp.benchmarks.performance.loader --pictures FOLDER --json FILE``
 
 The plain loop is what DeiT's code does: torchvision's ``ImageFolder``, timm's ``create_transform`` (which normalises)
 and ``RepeatAugSampler``, torch's ``DataLoader``. Arms take turns. Photographs are brought to 500 x 375 pixels first,
@@ -25,7 +25,7 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
-from benchmarks.scripts import Json, keep_figures
+from fedmjp.benchmarks.scripts import Json, keep_figures
 from fedmjp.data.augmentation import with_posterize
 from fedmjp.data.datasets import BYTES_PER_PIXEL, KEPT_BYTES, open_dataset
 from fedmjp.data.loading import training_epochs

@@ -1,6 +1,6 @@
 """What reading a batch of 1,024 pictures takes: peak memory of the process that trains, and of those that read for it.
 
-``python -m benchmarks.performance.loader_memory --pictures FOLDER --json FILE``
+``python -m fedmjp.benchmarks.performance.loader_memory --pictures FOLDER --json FILE``
 
 The paper's recipe at 224 x 224 pixels. Nothing is trained. What processes share, such as batches on their way, counts
 once (PSS). It is looked at ten times a second.
@@ -19,8 +19,8 @@ import psutil
 import torch
 import typer
 
-from benchmarks.performance.loader import SIZE, resized
-from benchmarks.scripts import Json, keep_figures
+from fedmjp.benchmarks.performance.loader import SIZE, resized
+from fedmjp.benchmarks.scripts import Json, keep_figures
 from fedmjp.data.datasets import open_dataset
 from fedmjp.data.loading import training_epochs
 from fedmjp.learning import Recipe

@@ -1,6 +1,6 @@
 """What MJP costs per training step: the same steps with and without it, in turn.
 
-``python -m benchmarks.performance.mjp_step --model deit_small --batch-size 32 --turns 8 --json FILE``
+``python -m fedmjp.benchmarks.performance.mjp_step --model deit_small --batch-size 32 --turns 8 --json FILE``
 
 The paper says +2 % per epoch (supplement, section 2; eight V100, masks per batch), and +46 % with localisation by PCA
 (section 5.3). PCA depends on which patches are masked: masks per picture need one for each, masks per batch one per
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import typer
 
-from benchmarks.scripts import Json, keep_figures, timed
+from fedmjp.benchmarks.scripts import Json, keep_figures, timed
 from fedmjp.config import ModelConfig
 from fedmjp.data.loading import Batch
 from fedmjp.defences.pipeline import read_pipeline

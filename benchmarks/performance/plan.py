@@ -1,6 +1,6 @@
 """A federation on paper: hours, bytes and the bottleneck of the paper's training over 100 clients, from measured parts.
 
-``python -m benchmarks.performance.plan --results results/performance --json FILE``
+``python -m fedmjp.benchmarks.performance.plan --results results/performance --json FILE``
 
 DeiT-S with MJP on ImageNet-1K: 300 rounds of one local epoch each, on one machine with 8 GPUs of 16 cores each.
 Measured are the pictures that one GPU trains, and those that the processes of its cores read and hand over, the
@@ -16,7 +16,7 @@ import torch
 import typer
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.scripts import Json, keep_figures
+from fedmjp.benchmarks.scripts import Json, keep_figures
 from fedmjp.config import ModelConfig
 from fedmjp.defences.pipeline import read_pipeline
 from fedmjp.models.build import build

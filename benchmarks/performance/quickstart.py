@@ -1,6 +1,6 @@
 """Seconds, memory and disk of `fedmjp quickstart`, all its processes together.
 
-``python -m benchmarks.performance.quickstart --json FILE``
+``python -m fedmjp.benchmarks.performance.quickstart --json FILE``
 """
 
 import subprocess
@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import typer
 
-from benchmarks.scripts import Json, keep_figures
+from fedmjp.benchmarks.scripts import Json, keep_figures
 from fedmjp.running import run_function
 
 SAMPLE_SECONDS = 0.5

@@ -1,6 +1,6 @@
 """What a server takes as its clients become more: peak memory of its process, and rounds per minute.
 
-``python -m benchmarks.performance.server_memory --json FILE``
+``python -m fedmjp.benchmarks.performance.server_memory --json FILE``
 
 Real simulations of Flower, in which every client computes the gradient of one picture of noise. The server's process
 holds Flower's engine as well. Its memory is looked at four times a second.
@@ -20,9 +20,9 @@ import psutil
 import typer
 from PIL import Image
 
-from benchmarks.federation.resources import resources_for
-from benchmarks.federation.training import deal, train_federated
-from benchmarks.scripts import Json, keep_figures
+from fedmjp.benchmarks.federation.resources import resources_for
+from fedmjp.benchmarks.federation.training import deal, train_federated
+from fedmjp.benchmarks.scripts import Json, keep_figures
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
 from fedmjp.seeds import numpy_generator

@@ -1,6 +1,6 @@
 """Rows per second of the store, at the start and at the end of many trials, and seconds to read them all.
 
-``python -m benchmarks.performance.store --trials 100000 --json FILE [--url URL]``
+``python -m fedmjp.benchmarks.performance.store --trials 100000 --json FILE [--url URL]``
 
 Writes to a SQLite file in a temporary folder, or to the empty database that the URL names.
 """
@@ -16,9 +16,9 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.folder.store import Store, Trial
-from benchmarks.scripts import Json, keep_figures, timed
 from fedmjp import provenance
+from fedmjp.benchmarks.folder.store import Store, Trial
+from fedmjp.benchmarks.scripts import Json, keep_figures, timed
 from fedmjp.errors import BadInputError
 from fedmjp.running import run_function
 

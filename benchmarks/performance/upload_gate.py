@@ -1,6 +1,6 @@
 """The upload gate on apps as their libraries' documentation teaches them: what it stops, what it lets pass, its cost.
 
-``python -m benchmarks.performance.upload_gate --data FOLDER --classes 32 --json FILE``
+``python -m fedmjp.benchmarks.performance.upload_gate --data FOLDER --classes 32 --json FILE``
 
 - *honest*: 50 rounds of FedAvg with two clients, batches of 8 and 16, under the default policy;
 - *one picture*: uploads of a single picture, by one step and by several;
@@ -30,13 +30,13 @@ from flwr.compat.common.recorddict_compat import fitins_to_recorddict
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
-from benchmarks.federation.superlink import PrivateSuperLink
-from benchmarks.scripts import Json, keep_figures, unseen
-from clients.gate.ledger import Entry, GateLedger
-from clients.gate.policy import Policy
-from clients.gate.trying import try_tensors
-from clients.mods import UploadGate
-from clients.replies import Sent, read_update
+from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
+from fedmjp.benchmarks.scripts import Json, keep_figures, unseen
+from fedmjp.clients.gate.ledger import Entry, GateLedger
+from fedmjp.clients.gate.policy import Policy
+from fedmjp.clients.gate.trying import try_tensors
+from fedmjp.clients.mods import UploadGate
+from fedmjp.clients.replies import Sent, read_update
 from fedmjp.config import ModelConfig
 from fedmjp.lean import timm
 from fedmjp.replies import mean_of

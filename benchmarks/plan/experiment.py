@@ -7,10 +7,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from attacks import ATTACKS
-from attacks.base import Attack
-from attacks.stages import TENSORS, Stage, stage_caveat, stage_refusal, unstaged
-from benchmarks.plan.cells import Cell, PlannedCell
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.base import Attack
+from fedmjp.attacks.stages import TENSORS, Stage, stage_caveat, stage_refusal, unstaged
+from fedmjp.benchmarks.plan.cells import Cell, PlannedCell
 from fedmjp.config import Config, ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.defences.base import Mark

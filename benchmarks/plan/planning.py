@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from attacks import ATTACKS
-from attacks.natural_patches import measured_on
-from benchmarks.plan.cells import Cell, PlannedCell
-from benchmarks.plan.experiment import AttackConfig, Experiment, Part, Plan, PlannedTrial
 from fedmjp import provenance
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.natural_patches import measured_on
+from fedmjp.benchmarks.plan.cells import Cell, PlannedCell
+from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Part, Plan, PlannedTrial
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.defences import DEFENCES
@@ -155,7 +155,7 @@ def _cell_record(cell: Cell, threat: str) -> dict[str, Any]:
 @lru_cache
 def _code(module: str) -> str:
     """Digest of another package's attack or defence; ours are in the digest of our own code."""
-    return "" if module.partition(".")[0] in provenance.CODE else provenance.package_digest(module)
+    return "" if module.partition(".")[0] == "fedmjp" else provenance.package_digest(module)
 
 
 def _shared(experiment: Experiment) -> dict[str, Any]:

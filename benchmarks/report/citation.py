@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from importlib.metadata import metadata
 
-from benchmarks.leaderboard.entries import Board
-from benchmarks.report.details import environments_of
+from fedmjp.benchmarks.leaderboard.entries import Board
+from fedmjp.benchmarks.report.details import environments_of
 
 AUTHORS = "The fedmjp maintainers"
 NAME = "fedmjp: a federated-learning privacy benchmark"

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from benchmarks.leaderboard.entries import Board, Entry
-from benchmarks.leaderboard.listing import grouped
-from benchmarks.report.drawing import (
+from fedmjp.benchmarks.leaderboard.entries import Board, Entry
+from fedmjp.benchmarks.leaderboard.listing import grouped
+from fedmjp.benchmarks.report.drawing import (
     CEILING_NOTE,
     DOTTED,
     LEAKAGE_LABEL,
@@ -29,7 +29,7 @@ from benchmarks.report.drawing import (
     quartiles_of,
     styles_of,
 )
-from benchmarks.report.findings import deployed
+from fedmjp.benchmarks.report.findings import deployed
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
 

@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.leaderboard.entries import Board, Difference, Entry, Marginal
-from benchmarks.leaderboard.headline import pictures
-from benchmarks.leaderboard.measures import MEASURES
-from benchmarks.report import numbers
+from fedmjp.benchmarks.leaderboard.entries import Board, Difference, Entry, Marginal
+from fedmjp.benchmarks.leaderboard.headline import pictures
+from fedmjp.benchmarks.leaderboard.measures import MEASURES
+from fedmjp.benchmarks.report import numbers
 
 Facts = list[tuple[str, str]]
 

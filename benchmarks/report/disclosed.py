@@ -1,14 +1,14 @@
 """What else leaks: the table of attacks that reveal features and labels instead of pictures, and its words."""
 
-from benchmarks.leaderboard.entries import Board, Entry, Standing
-from benchmarks.leaderboard.headline import headline, recovery
-from benchmarks.leaderboard.measures import EXACT_FEATURE, MEASURES
-from benchmarks.report import numbers
-from benchmarks.report.findings import strongest
-from benchmarks.report.matrix import server_name
-from benchmarks.report.numbers import Value
-from benchmarks.report.percent import percent
-from benchmarks.report.rows import Row, servers
+from fedmjp.benchmarks.leaderboard.entries import Board, Entry, Standing
+from fedmjp.benchmarks.leaderboard.headline import headline, recovery
+from fedmjp.benchmarks.leaderboard.measures import EXACT_FEATURE, MEASURES
+from fedmjp.benchmarks.report import numbers
+from fedmjp.benchmarks.report.findings import strongest
+from fedmjp.benchmarks.report.matrix import server_name
+from fedmjp.benchmarks.report.numbers import Value
+from fedmjp.benchmarks.report.percent import percent
+from fedmjp.benchmarks.report.rows import Row, servers
 
 TITLE = "What else leaks: features and labels"
 EXACTLY, LABELS, ERROR = "features exact", "labels right", "feature error, median"

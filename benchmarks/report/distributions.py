@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
-from benchmarks.leaderboard.headline import headline
-from benchmarks.leaderboard.listing import grouped
-from benchmarks.report.drawing import (
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from fedmjp.benchmarks.leaderboard.headline import headline
+from fedmjp.benchmarks.leaderboard.listing import grouped
+from fedmjp.benchmarks.report.drawing import (
     CEILING_NOTE,
     REFERENCE,
     Plot,

@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
-from benchmarks.leaderboard.listing import grouped
-from benchmarks.report import numbers
-from benchmarks.report.findings import strongest
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from fedmjp.benchmarks.leaderboard.listing import grouped
+from fedmjp.benchmarks.report import numbers
+from fedmjp.benchmarks.report.findings import strongest
 from fedmjp.defences.pipeline import NONE
 from fedmjp.threat import ThreatModel
 

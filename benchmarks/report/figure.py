@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.folder.pictures import files_of, load_png
-from benchmarks.folder.store import Trial
-from benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.folder.pictures import files_of, load_png
+from fedmjp.benchmarks.folder.store import Trial
+from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.drawings import save_photographs
 
 if TYPE_CHECKING:
-    from benchmarks.plan.experiment import PlannedTrial
+    from fedmjp.benchmarks.plan.experiment import PlannedTrial
 
 CELL_INCHES = 1.15
 LABEL_INCHES = 1.45

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from operator import attrgetter
 
-from benchmarks.leaderboard.entries import Board, Entry, Standing, Verdict
-from benchmarks.leaderboard.headline import headline, recovery
-from benchmarks.leaderboard.listing import grouped, listed
-from benchmarks.report import numbers
+from fedmjp.benchmarks.leaderboard.entries import Board, Entry, Standing, Verdict
+from fedmjp.benchmarks.leaderboard.headline import headline, recovery
+from fedmjp.benchmarks.leaderboard.listing import grouped, listed
+from fedmjp.benchmarks.report import numbers
 from fedmjp.settings import Picture
 
 LINES = 6

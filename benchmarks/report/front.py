@@ -3,16 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
-from benchmarks.leaderboard.headline import headline
-from benchmarks.leaderboard.listing import grouped
-from benchmarks.leaderboard.standings import together
-from benchmarks.leaderboard.verdicts import LEAKING
-from benchmarks.report import disclosed, numbers
-from benchmarks.report.legend import MEDIAN_HEADING
-from benchmarks.report.matrix import Matrix, MatrixCell, server_name
-from benchmarks.report.numbers import Value
-from benchmarks.report.percent import percent
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from fedmjp.benchmarks.leaderboard.headline import headline
+from fedmjp.benchmarks.leaderboard.listing import grouped
+from fedmjp.benchmarks.leaderboard.standings import together
+from fedmjp.benchmarks.leaderboard.verdicts import LEAKING
+from fedmjp.benchmarks.report import disclosed, numbers
+from fedmjp.benchmarks.report.legend import MEDIAN_HEADING
+from fedmjp.benchmarks.report.matrix import Matrix, MatrixCell, server_name
+from fedmjp.benchmarks.report.numbers import Value
+from fedmjp.benchmarks.report.percent import percent
 
 QUESTION = "How much of a private picture does a server recover from what clients upload?"
 NOTHING = "No attack has a result yet."

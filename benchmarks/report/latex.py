@@ -2,11 +2,11 @@ r"""The standings as LaTeX tables, to be read into a paper with ``\input``."""
 
 from collections.abc import Iterable, Sequence
 
-from benchmarks.leaderboard.entries import Board
-from benchmarks.report import disclosed
-from benchmarks.report.legend import EXACT_HEADING, LEAKAGE_HEADING, MEDIAN_HEADING
-from benchmarks.report.rows import TEXT, Row, sections
-from benchmarks.report.tables import filled
+from fedmjp.benchmarks.leaderboard.entries import Board
+from fedmjp.benchmarks.report import disclosed
+from fedmjp.benchmarks.report.legend import EXACT_HEADING, LEAKAGE_HEADING, MEDIAN_HEADING
+from fedmjp.benchmarks.report.rows import TEXT, Row, sections
+from fedmjp.benchmarks.report.tables import filled
 
 COLUMNS = (
     "rank", "model", "weights", "defence", "mask ratio", "setting", "verdict", "strongest attack", "n",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from benchmarks.leaderboard.entries import EXACT, FLAT, LEAKAGE, Board, Verdict
+from fedmjp.benchmarks.leaderboard.entries import EXACT, FLAT, LEAKAGE, Board, Verdict
 from fedmjp.metrics import METRICS
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel

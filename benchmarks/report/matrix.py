@@ -6,15 +6,15 @@ from functools import cached_property
 from itertools import compress
 from typing import Any
 
-from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
-from benchmarks.leaderboard.headline import headline
-from benchmarks.leaderboard.listing import grouped
-from benchmarks.report import numbers
-from benchmarks.report.advice import USUAL_RATIO
-from benchmarks.report.findings import deployed
-from benchmarks.report.legend import crops_title
-from benchmarks.report.percent import percent
-from benchmarks.report.rows import servers
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from fedmjp.benchmarks.leaderboard.headline import headline
+from fedmjp.benchmarks.leaderboard.listing import grouped
+from fedmjp.benchmarks.report import numbers
+from fedmjp.benchmarks.report.advice import USUAL_RATIO
+from fedmjp.benchmarks.report.findings import deployed
+from fedmjp.benchmarks.report.legend import crops_title
+from fedmjp.benchmarks.report.percent import percent
+from fedmjp.benchmarks.report.rows import servers
 from fedmjp.settings import Picture
 from fedmjp.threat import OPTIMISERS, ThreatModel
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from rich.filesize import decimal
 
-from benchmarks.leaderboard.entries import Cost, Difference, Entry, Share, Statistics
-from benchmarks.leaderboard.headline import exactly, uploads
-from benchmarks.report.percent import percent
+from fedmjp.benchmarks.leaderboard.entries import Cost, Difference, Entry, Share, Statistics
+from fedmjp.benchmarks.leaderboard.headline import exactly, uploads
+from fedmjp.benchmarks.report.percent import percent
 from fedmjp.zoo import PREFIX, ZOO
 
 # Errors span ten powers of ten: two significant digits, so that a small one does not read as none.

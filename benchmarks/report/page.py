@@ -13,18 +13,18 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from benchmarks.leaderboard.entries import EXACT, Board, Entry
-from benchmarks.leaderboard.headline import exactly, headline, recovery
-from benchmarks.leaderboard.listing import grouped
-from benchmarks.report import details, disclosed, front, legend, numbers, results
-from benchmarks.report.citation import AUTHORS, citation
-from benchmarks.report.drawing import Plot
-from benchmarks.report.matrix import Matrix, matrix, server_name
-from benchmarks.report.plots import inline
-from benchmarks.report.reported import reported_rows
-from benchmarks.report.rows import TEXT, servers
-from benchmarks.report.tables import filled
-from benchmarks.report.thumbnails import thumbnails
+from fedmjp.benchmarks.leaderboard.entries import EXACT, Board, Entry
+from fedmjp.benchmarks.leaderboard.headline import exactly, headline, recovery
+from fedmjp.benchmarks.leaderboard.listing import grouped
+from fedmjp.benchmarks.report import details, disclosed, front, legend, numbers, results
+from fedmjp.benchmarks.report.citation import AUTHORS, citation
+from fedmjp.benchmarks.report.drawing import Plot
+from fedmjp.benchmarks.report.matrix import Matrix, matrix, server_name
+from fedmjp.benchmarks.report.plots import inline
+from fedmjp.benchmarks.report.reported import reported_rows
+from fedmjp.benchmarks.report.rows import TEXT, servers
+from fedmjp.benchmarks.report.tables import filled
+from fedmjp.benchmarks.report.thumbnails import thumbnails
 
 FRONT_SIDES = (224,)  # pixels of the three pictures that stand first
 NEIGHBOURS = ("leaderboard.csv", "leaderboard.json")  # what the page links to, written beside it
@@ -126,7 +126,7 @@ def _first(gallery: Gallery, shown: Matrix) -> tuple[Entry, Shown] | None:
 def _environment() -> Environment:
     """The template's language: what does not depend on the board."""
     environment = Environment(
-        loader=PackageLoader("benchmarks.report", "."),
+        loader=PackageLoader("fedmjp.benchmarks.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -164,6 +164,6 @@ class _Asset:
 
 
 def _asset(name: str) -> _Asset:
-    text = resources.files("benchmarks.report").joinpath(name).read_text(encoding="utf-8")
+    text = resources.files("fedmjp.benchmarks.report").joinpath(name).read_text(encoding="utf-8")
     digest = b64encode(sha256(text.encode()).digest()).decode()
     return _Asset(Markup(text), f"sha256-{digest}")  # noqa: S704 (a file of ours)

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from benchmarks.folder.output import write_text
-from benchmarks.leaderboard.entries import Board
-from benchmarks.report.latex import latex_text
-from benchmarks.report.page import Gallery, page
-from benchmarks.report.plots import plots, standalone
-from benchmarks.report.tables import csv_text, markdown_text
+from fedmjp.benchmarks.folder.output import write_text
+from fedmjp.benchmarks.leaderboard.entries import Board
+from fedmjp.benchmarks.report.latex import latex_text
+from fedmjp.benchmarks.report.page import Gallery, page
+from fedmjp.benchmarks.report.plots import plots, standalone
+from fedmjp.benchmarks.report.tables import csv_text, markdown_text
 
 Format = Literal["html", "md", "csv", "json", "latex"]
 FORMATS: tuple[Format, ...] = get_args(Format)

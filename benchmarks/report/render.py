@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from rich.console import Console
 
-from benchmarks.folder.ledger import Ledger
-from benchmarks.folder.output import OutputFolder, write_json
-from benchmarks.folder.store import RecordedTrials, Store
-from benchmarks.leaderboard.admission import submitted
-from benchmarks.leaderboard.board import board_of
-from benchmarks.leaderboard.entries import Board, reported_in
-from benchmarks.report.answer import answers, print_answer
-from benchmarks.report.figure import write_figure
-from benchmarks.report.page import Gallery, Shown
-from benchmarks.report.publish import FORMATS, publish
-from benchmarks.report.tables import print_table
-from benchmarks.running.retention import extremes
+from fedmjp.benchmarks.folder.ledger import Ledger
+from fedmjp.benchmarks.folder.output import OutputFolder, write_json
+from fedmjp.benchmarks.folder.store import RecordedTrials, Store
+from fedmjp.benchmarks.leaderboard.admission import submitted
+from fedmjp.benchmarks.leaderboard.board import board_of
+from fedmjp.benchmarks.leaderboard.entries import Board, reported_in
+from fedmjp.benchmarks.report.answer import answers, print_answer
+from fedmjp.benchmarks.report.figure import write_figure
+from fedmjp.benchmarks.report.page import Gallery, Shown
+from fedmjp.benchmarks.report.publish import FORMATS, publish
+from fedmjp.benchmarks.report.tables import print_table
+from fedmjp.benchmarks.running.retention import extremes
 
 if TYPE_CHECKING:
-    from benchmarks.plan.experiment import Plan
+    from fedmjp.benchmarks.plan.experiment import Plan
 
 FIGURE = "reconstructions.jpg"
 

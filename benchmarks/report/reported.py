@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Reported
-from benchmarks.leaderboard.headline import headline
-from benchmarks.report import numbers
-from benchmarks.report.legend import heading
-from benchmarks.report.numbers import Value
-from benchmarks.report.rows import Row, metric, number
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Reported
+from fedmjp.benchmarks.leaderboard.headline import headline
+from fedmjp.benchmarks.report import numbers
+from fedmjp.benchmarks.report.legend import heading
+from fedmjp.benchmarks.report.numbers import Value
+from fedmjp.benchmarks.report.rows import Row, metric, number
 from fedmjp.defences.pipeline import NONE
 from fedmjp.settings import Setting
 

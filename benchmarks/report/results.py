@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Standing
-from benchmarks.leaderboard.headline import headline
-from benchmarks.report import numbers
-from benchmarks.report.findings import strongest
-from benchmarks.report.legend import AGAINST_HEADING, MEDIAN_HEADING
-from benchmarks.report.matrix import server_name
-from benchmarks.report.numbers import Value
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Standing
+from fedmjp.benchmarks.leaderboard.headline import headline
+from fedmjp.benchmarks.report import numbers
+from fedmjp.benchmarks.report.findings import strongest
+from fedmjp.benchmarks.report.legend import AGAINST_HEADING, MEDIAN_HEADING
+from fedmjp.benchmarks.report.matrix import server_name
+from fedmjp.benchmarks.report.numbers import Value
 
 FILTERS = {
     "server sees": "Threat",

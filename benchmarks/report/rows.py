@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.leaderboard.entries import LEAKAGE, Board, Difference, Entry, Standing, Verdict
-from benchmarks.leaderboard.listing import grouped, listed
-from benchmarks.report import numbers
-from benchmarks.report.findings import findings, strongest
-from benchmarks.report.legend import (
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Difference, Entry, Standing, Verdict
+from fedmjp.benchmarks.leaderboard.listing import grouped, listed
+from fedmjp.benchmarks.report import numbers
+from fedmjp.benchmarks.report.findings import findings, strongest
+from fedmjp.benchmarks.report.legend import (
     ADDED_HEADING,
     AGAINST_HEADING,
     COMPARED,
@@ -18,7 +18,7 @@ from benchmarks.report.legend import (
     MEDIAN_HEADING,
     threat_title,
 )
-from benchmarks.report.numbers import Value
+from fedmjp.benchmarks.report.numbers import Value
 from fedmjp.threat import ThreatModel
 
 FILTERED = ("model", "weights", "defence", "attack", "strongest attack", "setting", "verdict", "protocol")

@@ -14,16 +14,16 @@ from rich.markup import escape
 from rich.table import Table
 from tabulate import tabulate
 
-from benchmarks.leaderboard.entries import Board, Difference, Entry, Share, Statistics, Utility
-from benchmarks.leaderboard.headline import headline
-from benchmarks.report import disclosed
-from benchmarks.report.advice import advice
-from benchmarks.report.legend import ADDED_HEADING, LEAKAGE_HEADING, columns, verdicts
-from benchmarks.report.reported import reported_rows
-from benchmarks.report.rows import TEXT, Row, sections
+from fedmjp.benchmarks.leaderboard.entries import Board, Difference, Entry, Share, Statistics, Utility
+from fedmjp.benchmarks.leaderboard.headline import headline
+from fedmjp.benchmarks.report import disclosed
+from fedmjp.benchmarks.report.advice import advice
+from fedmjp.benchmarks.report.legend import ADDED_HEADING, LEAKAGE_HEADING, columns, verdicts
+from fedmjp.benchmarks.report.reported import reported_rows
+from fedmjp.benchmarks.report.rows import TEXT, Row, sections
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import NONE
-from fedmjp.servers import HONEST
+from fedmjp.modifications import HONEST
 from fedmjp.texts import guard, printable
 
 # What a narrow terminal can do without, in this order.

@@ -9,18 +9,18 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from attacks import ATTACKS
-from attacks.adversary import Adversary
-from attacks.natural_patches import measured_on
-from benchmarks.folder.pictures import PictureKeeper, files_of
-from benchmarks.folder.store import COLOUR, Store, Trial
-from benchmarks.plan.experiment import AttackConfig, Experiment, Plan, PlannedTrial
-from benchmarks.running import evaluator
-from benchmarks.running.gallery import Gallery
-from benchmarks.running.progress import RunProgress
-from benchmarks.uploads.direct import one_upload
-from benchmarks.uploads.source import Batch, UploadSource, described
 from fedmjp import provenance
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.adversary import Adversary
+from fedmjp.attacks.natural_patches import measured_on
+from fedmjp.benchmarks.folder.pictures import PictureKeeper, files_of
+from fedmjp.benchmarks.folder.store import COLOUR, Store, Trial
+from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Plan, PlannedTrial
+from fedmjp.benchmarks.running import evaluator
+from fedmjp.benchmarks.running.gallery import Gallery
+from fedmjp.benchmarks.running.progress import RunProgress
+from fedmjp.benchmarks.uploads.direct import one_upload
+from fedmjp.benchmarks.uploads.source import Batch, UploadSource, described
 from fedmjp.config import ModelConfig
 from fedmjp.errors import RecordError
 from fedmjp.exchange import Exchange

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from benchmarks.campaign.prepare import Prepared
-from benchmarks.running.kinds_of_work import Work, kinds_of_work
-from benchmarks.running.tries import Scoring, StoppedError, Tried, stopped_after
+from fedmjp.benchmarks.campaign.prepare import Prepared
+from fedmjp.benchmarks.running.kinds_of_work import Work, kinds_of_work
+from fedmjp.benchmarks.running.tries import Scoring, StoppedError, Tried, stopped_after
 
 SECONDS, AT_MOST = 30.0, 60.0  # of this thread, and on a clock where others are at work, after which nothing is tried
 KEPT_PER_CELL = 3
-ROW_BYTES = 1_500  # of the database, indices included; benchmarks.performance.store measures it
+ROW_BYTES = 1_500  # of the database, indices included; fedmjp.benchmarks.performance.store measures it
 
 
 @dataclass(frozen=True)

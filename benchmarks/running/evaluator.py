@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from benchmarks.running.gallery import Gallery
+from fedmjp.benchmarks.running.gallery import Gallery
 from fedmjp.errors import RecordError
 from fedmjp.metrics import DISCLOSED, metric
 from fedmjp.metrics.pictures import psnr

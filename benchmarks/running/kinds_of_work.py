@@ -5,11 +5,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from benchmarks.campaign.prepare import Prepared
-from benchmarks.plan.experiment import AttackConfig, Experiment, Part, PlannedTrial
-from benchmarks.running.tries import Scoring, Tried, try_attack, try_building, try_gallery, try_uploads
-from benchmarks.uploads.direct import one_upload
-from benchmarks.uploads.source import Batch, tensors_read
+from fedmjp.benchmarks.campaign.prepare import Prepared
+from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Part, PlannedTrial
+from fedmjp.benchmarks.running.tries import Scoring, Tried, try_attack, try_building, try_gallery, try_uploads
+from fedmjp.benchmarks.uploads.direct import one_upload
+from fedmjp.benchmarks.uploads.source import Batch, tensors_read
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.models.build import blueprint

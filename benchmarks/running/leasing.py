@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from benchmarks.campaign.prepare import Prepared
-from benchmarks.campaign.shared import SharedCampaign
-from benchmarks.folder.queue import LEASE_SECONDS, Lease, Queue, QueuedJob
-from benchmarks.folder.store import Store
-from benchmarks.folder.stored_pictures import StoredPictures
-from benchmarks.running.engine import Job, jobs
-from benchmarks.running.progress import RunProgress
-from benchmarks.running.runner import SECONDS_PER_HOUR
-from benchmarks.running.stored_retention import StoredRetention
-from benchmarks.running.workers import Bench
 from fedmjp.arithmetic import Arithmetic
+from fedmjp.benchmarks.campaign.prepare import Prepared
+from fedmjp.benchmarks.campaign.shared import SharedCampaign
+from fedmjp.benchmarks.folder.queue import LEASE_SECONDS, Lease, Queue, QueuedJob
+from fedmjp.benchmarks.folder.store import Store
+from fedmjp.benchmarks.folder.stored_pictures import StoredPictures
+from fedmjp.benchmarks.running.engine import Job, jobs
+from fedmjp.benchmarks.running.progress import RunProgress
+from fedmjp.benchmarks.running.runner import SECONDS_PER_HOUR
+from fedmjp.benchmarks.running.stored_retention import StoredRetention
+from fedmjp.benchmarks.running.workers import Bench
 from fedmjp.errors import StoreError
 
 HEARTBEAT = LEASE_SECONDS / 4

@@ -15,11 +15,11 @@ import grpc  # type: ignore[import-untyped]
 import ray
 import torch
 
-from benchmarks.folder.output import MARK, OutputFolder
-from benchmarks.running.engine import Job
-from benchmarks.running.progress import RunProgress
-from benchmarks.running.workers import Bench, Setup
 from fedmjp import provenance
+from fedmjp.benchmarks.folder.output import MARK, OutputFolder
+from fedmjp.benchmarks.running.engine import Job
+from fedmjp.benchmarks.running.progress import RunProgress
+from fedmjp.benchmarks.running.workers import Bench, Setup
 from fedmjp.errors import BadInputError, ConfigError, FedmjpError, OutputError
 
 # Workers import first from where Ray was joined: there a user's own folder could have the name of one of our packages.

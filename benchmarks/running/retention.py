@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from benchmarks.folder.pictures import files_of
-from benchmarks.folder.store import Store
-from benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.folder.pictures import files_of
+from fedmjp.benchmarks.folder.store import Store
+from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.files import PARTIAL
 
 if TYPE_CHECKING:
-    from benchmarks.plan.experiment import Keep, Plan, PlannedTrial
+    from fedmjp.benchmarks.plan.experiment import Keep, Plan, PlannedTrial
 
 
 def extremes(cell: pd.DataFrame) -> dict[str, str]:

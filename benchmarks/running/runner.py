@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from benchmarks.campaign.prepare import Prepared
-from benchmarks.folder.output import OutputFolder
-from benchmarks.plan.experiment import Plan
-from benchmarks.running.engine import Job, jobs
-from benchmarks.running.progress import RunProgress
-from benchmarks.running.retention import Retention
-from benchmarks.running.workers import Bench, Setup
+from fedmjp.benchmarks.campaign.prepare import Prepared
+from fedmjp.benchmarks.folder.output import OutputFolder
+from fedmjp.benchmarks.plan.experiment import Plan
+from fedmjp.benchmarks.running.engine import Job, jobs
+from fedmjp.benchmarks.running.progress import RunProgress
+from fedmjp.benchmarks.running.retention import Retention
+from fedmjp.benchmarks.running.workers import Bench, Setup
 
 if TYPE_CHECKING:
-    from benchmarks.running.ray_workers import RayTeam
+    from fedmjp.benchmarks.running.ray_workers import RayTeam
 
 SECONDS_PER_HOUR = 3600
 
@@ -81,7 +81,7 @@ def run_local(
     if workers == 1:
         with _threads(setup.threads):
             return Foreman(plan, setup, setup.bench(progress), progress, stop).work_alone()
-    from benchmarks.running.ray_workers import local_team  # noqa: PLC0415 (Ray takes seconds)
+    from fedmjp.benchmarks.running.ray_workers import local_team  # noqa: PLC0415 (Ray takes seconds)
 
     with local_team(setup, workers) as team:
         return Foreman(plan, setup, setup.bench(progress), progress, stop).hand_out(team)
@@ -99,7 +99,7 @@ def run_ray(
         BadInputError: If the cluster does not answer, or cannot do this work.
         WorkerError: If a machine of the cluster is not set up as it must be.
     """
-    from benchmarks.running.ray_workers import cluster_team  # noqa: PLC0415 (Ray takes seconds)
+    from fedmjp.benchmarks.running.ray_workers import cluster_team  # noqa: PLC0415 (Ray takes seconds)
 
     with cluster_team(setup, address) as team:
         return Foreman(plan, setup, setup.bench(progress), progress, stop).hand_out(team)

@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 
 import pandas as pd
 
-from benchmarks.folder.ledger import Ledger
-from benchmarks.folder.store import RecordedTrials
-from benchmarks.plan.cells import PlannedCell
+from fedmjp.benchmarks.folder.ledger import Ledger
+from fedmjp.benchmarks.folder.store import RecordedTrials
+from fedmjp.benchmarks.plan.cells import PlannedCell
 
 WINDOW = timedelta(minutes=2)  # over which the rate is taken
 

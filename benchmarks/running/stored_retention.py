@@ -3,14 +3,14 @@
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from benchmarks.folder.pictures import files_of
-from benchmarks.folder.queue import Queue
-from benchmarks.folder.store import Store
-from benchmarks.folder.stored_pictures import StoredPictures
-from benchmarks.plan.cells import Cell
-from benchmarks.plan.experiment import Keep, PlannedTrial
-from benchmarks.running.engine import Job
-from benchmarks.running.retention import extremes
+from fedmjp.benchmarks.folder.pictures import files_of
+from fedmjp.benchmarks.folder.queue import Queue
+from fedmjp.benchmarks.folder.store import Store
+from fedmjp.benchmarks.folder.stored_pictures import StoredPictures
+from fedmjp.benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.plan.experiment import Keep, PlannedTrial
+from fedmjp.benchmarks.running.engine import Job
+from fedmjp.benchmarks.running.retention import extremes
 
 
 class StoredRetention:

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from attacks import ATTACKS
-from attacks.adversary import Adversary
-from benchmarks.folder.pictures import save_png
-from benchmarks.plan.experiment import AttackConfig, Experiment
-from benchmarks.running import evaluator
-from benchmarks.running.gallery import Gallery
-from benchmarks.uploads.direct import DirectUploads, initial_model
-from benchmarks.uploads.source import Batch, described
 from fedmjp.alarms import raising
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.adversary import Adversary
+from fedmjp.benchmarks.folder.pictures import save_png
+from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
+from fedmjp.benchmarks.running import evaluator
+from fedmjp.benchmarks.running.gallery import Gallery
+from fedmjp.benchmarks.uploads.direct import DirectUploads, initial_model
+from fedmjp.benchmarks.uploads.source import Batch, described
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.exchange import Exchange

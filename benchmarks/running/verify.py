@@ -13,16 +13,16 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from benchmarks.campaign.prepare import Prepared
-from benchmarks.folder.ledger import Ledger
-from benchmarks.folder.output import OutputFolder
-from benchmarks.folder.pictures import load_png
-from benchmarks.folder.store import RecordedTrials
-from benchmarks.running.engine import Engine
-from benchmarks.running.progress import RunProgress
-from benchmarks.running.retention import extremes
-from benchmarks.uploads.direct import DirectUploads
 from fedmjp import provenance
+from fedmjp.benchmarks.campaign.prepare import Prepared
+from fedmjp.benchmarks.folder.ledger import Ledger
+from fedmjp.benchmarks.folder.output import OutputFolder
+from fedmjp.benchmarks.folder.pictures import load_png
+from fedmjp.benchmarks.folder.store import RecordedTrials
+from fedmjp.benchmarks.running.engine import Engine
+from fedmjp.benchmarks.running.progress import RunProgress
+from fedmjp.benchmarks.running.retention import extremes
+from fedmjp.benchmarks.uploads.direct import DirectUploads
 from fedmjp.files import read_file
 from fedmjp.metrics import METRICS, metric
 from fedmjp.seeds import torch_generator

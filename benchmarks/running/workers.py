@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.folder.output import OutputFolder
-from benchmarks.folder.pictures import PictureKeeper
-from benchmarks.folder.store import Store
-from benchmarks.plan.experiment import Experiment, Keep
-from benchmarks.running.engine import Engine
-from benchmarks.running.progress import RunProgress
-from benchmarks.uploads.direct import DirectUploads, Memory
+from fedmjp.benchmarks.folder.output import OutputFolder
+from fedmjp.benchmarks.folder.pictures import PictureKeeper
+from fedmjp.benchmarks.folder.store import Store
+from fedmjp.benchmarks.plan.experiment import Experiment, Keep
+from fedmjp.benchmarks.running.engine import Engine
+from fedmjp.benchmarks.running.progress import RunProgress
+from fedmjp.benchmarks.uploads.direct import DirectUploads, Memory
 from fedmjp.data.selection import Selection
 
 

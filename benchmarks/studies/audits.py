@@ -1,6 +1,7 @@
 """What `fedmjp audit` says of somebody's apps, one after another, each in a process of its own.
 
-``python -m benchmarks.studies.audits --apps FOLDER --reports FOLDER --output FOLDER``. An app is a folder in FOLDER, or
+``python -m fedmjp.benchmarks.studies.audits --apps FOLDER --reports FOLDER --output FOLDER``. An app is a folder in
+FOLDER, or
 below, with a pyproject.toml that names Flower components. A row per app: what it sends, what came back, protections,
 the exit code, how many files of the app's folder are other than before, and seconds: on the clock, and of processors,
 which other programs change little.
@@ -19,10 +20,10 @@ from typing import Annotated, Any
 import pandas as pd
 import typer
 
-from benchmarks.audit.app import read_app
-from benchmarks.audit.report import JSON
-from benchmarks.scripts import keep_table, timed
-from benchmarks.studies.by_view import markdown
+from fedmjp.benchmarks.audit.app import read_app
+from fedmjp.benchmarks.audit.report import JSON
+from fedmjp.benchmarks.scripts import keep_table, timed
+from fedmjp.benchmarks.studies.by_view import markdown
 from fedmjp.errors import AppError
 from fedmjp.running import run_function
 

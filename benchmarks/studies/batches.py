@@ -1,6 +1,6 @@
 """What ``mjp_intersection`` makes of batches, epoch by epoch, of a client that deals its pictures anew each time.
 
-``python -m benchmarks.studies.batches --pictures FOLDER``
+``python -m fedmjp.benchmarks.studies.batches --pictures FOLDER``
 
 A client has four batches of pictures. Every epoch it deals them into batches and uploads each batch's
 gradient. After some epochs the server attacks the first two batches of the last one with all uploads of the
@@ -21,9 +21,9 @@ import typer
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from attacks.mjp.facts import required_tensors
-from attacks.mjp.intersection import MjpIntersection
-from benchmarks.scripts import Pictures, keep_table, unseen
+from fedmjp.attacks.mjp.facts import required_tensors
+from fedmjp.attacks.mjp.intersection import MjpIntersection
+from fedmjp.benchmarks.scripts import Pictures, keep_table, unseen
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.exchange import Exchange, private_of, upload_of
 from fedmjp.jigsaw import rearrange

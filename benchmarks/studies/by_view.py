@@ -1,6 +1,7 @@
 """A battery's results as tables: a row per defence, a column per view, what the strongest attack recovers there.
 
-``python -m benchmarks.studies.by_view RESULTS``, of a campaign as a run left it or as it was published. Columns are the
+``python -m fedmjp.benchmarks.studies.by_view RESULTS``, of a campaign as a run left it or as it was published. Columns
+are the
 views of its battery, or of ``standard`` if it had none.
 
 A cell has the number of pictures recovered exactly and the median PSNR; of features, the share of pictures found first
@@ -17,18 +18,18 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from attacks.kinds import Reveals
-from benchmarks.campaign.battery import View, read_battery
-from benchmarks.folder.output import OutputFolder
-from benchmarks.folder.study import open_results
-from benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Standing
-from benchmarks.leaderboard.headline import exactly, headline
-from benchmarks.leaderboard.listing import grouped
-from benchmarks.leaderboard.verdicts import LEAKING
-from benchmarks.report import numbers
-from benchmarks.report.findings import strongest
-from benchmarks.report.percent import percent
-from benchmarks.report.render import board_in
+from fedmjp.attacks.kinds import Reveals
+from fedmjp.benchmarks.campaign.battery import View, read_battery
+from fedmjp.benchmarks.folder.output import OutputFolder
+from fedmjp.benchmarks.folder.study import open_results
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Standing
+from fedmjp.benchmarks.leaderboard.headline import exactly, headline
+from fedmjp.benchmarks.leaderboard.listing import grouped
+from fedmjp.benchmarks.leaderboard.verdicts import LEAKING
+from fedmjp.benchmarks.report import numbers
+from fedmjp.benchmarks.report.findings import strongest
+from fedmjp.benchmarks.report.percent import percent
+from fedmjp.benchmarks.report.render import board_in
 from fedmjp.defences.pipeline import NONE, Defences, pipeline_of
 from fedmjp.running import run_function
 from fedmjp.threat import ThreatModel

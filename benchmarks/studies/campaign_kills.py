@@ -1,6 +1,7 @@
 """Whether a campaign loses a trial, or counts one twice, when its workers are killed at random.
 
-``python -m benchmarks.studies.campaign_kills --database URL --output FOLDER``. Workers, all on this machine, do what
+``python -m fedmjp.benchmarks.studies.campaign_kills --database URL --output FOLDER``. Workers, all on this machine, do
+what
 `fedmjp campaign work` does, each in a process of its own; the PostgreSQL database is empty at first. They are killed
 (SIGKILL) at random moments of the campaign, one after another, and another begins in the place of each. A row per kill.
 In the end nobody is killed any more, and
@@ -27,24 +28,24 @@ import torch
 import typer
 import yaml
 
-from benchmarks.campaign.file import read_campaign
-from benchmarks.campaign.prepare import Prepared, prepare
-from benchmarks.campaign.shared import SharedCampaign
-from benchmarks.folder.output import OutputFolder
-from benchmarks.folder.queue import Queue
-from benchmarks.folder.store import Store
-from benchmarks.folder.stored_pictures import StoredPictures
-from benchmarks.running.leasing import offer, work_off
-from benchmarks.running.progress import RunProgress
-from benchmarks.running.runner import run_campaign
-from benchmarks.scripts import keep_table
+from fedmjp.benchmarks.campaign.file import read_campaign
+from fedmjp.benchmarks.campaign.prepare import Prepared, prepare
+from fedmjp.benchmarks.campaign.shared import SharedCampaign
+from fedmjp.benchmarks.folder.output import OutputFolder
+from fedmjp.benchmarks.folder.queue import Queue
+from fedmjp.benchmarks.folder.store import Store
+from fedmjp.benchmarks.folder.stored_pictures import StoredPictures
+from fedmjp.benchmarks.running.leasing import offer, work_off
+from fedmjp.benchmarks.running.progress import RunProgress
+from fedmjp.benchmarks.running.runner import run_campaign
+from fedmjp.benchmarks.scripts import keep_table
 from fedmjp.errors import BadInputError
 from fedmjp.running import run_function
 from fedmjp.seeds import numpy_generator
 
 # Workers are forked from a process that has imported what they need: kills fall into work, not into imports.
 PROCESSES = get_context("forkserver")
-PROCESSES.set_forkserver_preload(["benchmarks.running.leasing", "benchmarks.scripts"])
+PROCESSES.set_forkserver_preload(["fedmjp.benchmarks.running.leasing", "fedmjp.benchmarks.scripts"])
 CAMPAIGN = {
     "name": "campaign_kills",
     "data": {"pictures": 4},

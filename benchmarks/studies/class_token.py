@@ -1,6 +1,6 @@
 """How exactly ``class_token`` takes batches apart: by their size, on trained models, and of degraded uploads.
 
-``python -m benchmarks.studies.class_token --pictures FOLDER --small FOLDER --runs FOLDER``
+``python -m fedmjp.benchmarks.studies.class_token --pictures FOLDER --small FOLDER --runs FOLDER``
 
 Uploads are of the head alone, whose gradient is computed from the features of the pictures. A picture's error is the
 distance of its feature from the one that is assigned to it, relative to that feature's distance from the mean of the
@@ -20,9 +20,9 @@ import typer
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from attacks.class_token.attack import ClassToken
-from attacks.held_out import developed_on
-from benchmarks.scripts import Pictures, keep_table
+from fedmjp.attacks.class_token.attack import ClassToken
+from fedmjp.attacks.held_out import developed_on
+from fedmjp.benchmarks.scripts import Pictures, keep_table
 from fedmjp.config import ModelConfig
 from fedmjp.data.datasets import DatasetPictures, open_dataset
 from fedmjp.data.pictures import LabelledPicture

@@ -1,6 +1,7 @@
 """Whether a campaign loses a trial, or counts one twice, when processes of its database are killed at random.
 
-``python -m benchmarks.studies.database_kills --output FOLDER``. `fedmjp campaign work` runs in several processes on a
+``python -m fedmjp.benchmarks.studies.database_kills --output FOLDER``. `fedmjp campaign work` runs in several
+processes on a
 PostgreSQL server that the script makes on this machine. The server's processes are killed (SIGKILL) at random moments,
 one after another: a worker's backend, the postmaster, or another one. The script plays the service managers: it starts
 the server again some seconds after its postmaster is gone, and a worker that ended with another code than 0. A campaign
@@ -32,17 +33,17 @@ import torch
 import typer
 import yaml
 
-from benchmarks.campaign.file import read_campaign
-from benchmarks.campaign.prepare import Prepared, prepare
-from benchmarks.folder.output import OutputFolder
-from benchmarks.folder.queue import Queue
-from benchmarks.folder.store import Store
-from benchmarks.running.leasing import offer
-from benchmarks.running.progress import RunProgress
-from benchmarks.running.runner import run_campaign
-from benchmarks.scripts import keep_table
-from benchmarks.studies.campaign_kills import CAMPAIGN, HELD, differences
-from benchmarks.studies.postgresql import Server, started
+from fedmjp.benchmarks.campaign.file import read_campaign
+from fedmjp.benchmarks.campaign.prepare import Prepared, prepare
+from fedmjp.benchmarks.folder.output import OutputFolder
+from fedmjp.benchmarks.folder.queue import Queue
+from fedmjp.benchmarks.folder.store import Store
+from fedmjp.benchmarks.running.leasing import offer
+from fedmjp.benchmarks.running.progress import RunProgress
+from fedmjp.benchmarks.running.runner import run_campaign
+from fedmjp.benchmarks.scripts import keep_table
+from fedmjp.benchmarks.studies.campaign_kills import CAMPAIGN, HELD, differences
+from fedmjp.benchmarks.studies.postgresql import Server, started
 from fedmjp.errors import FedmjpError
 from fedmjp.running import FAILED, run_function
 from fedmjp.seeds import numpy_generator

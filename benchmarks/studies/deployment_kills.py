@@ -1,6 +1,7 @@
 """Whether a deployment loses an upload, or counts one twice, when its processes are killed at random.
 
-``python -m benchmarks.studies.deployment_kills --output FOLDER``. A deployment on this machine's loopback, with as many
+``python -m fedmjp.benchmarks.studies.deployment_kills --output FOLDER``. A deployment on this machine's loopback, with
+as many
 sites as asked for and pictures of noise, trains for so many rounds. Meanwhile processes are killed (SIGKILL) at random
 moments, one after another: SuperLink, SuperExec, reverse proxy, the server's app, a site's SuperNode, a site's app. The
 script plays the systems of server and sites: it starts a SuperNode that is gone and a run that failed again, nothing
@@ -37,18 +38,18 @@ from flwr.supercore.task_identity import TaskIdentity
 from PIL import Image
 from safetensors.torch import load_file
 
-from benchmarks.deployment.creating import create, state_folder
-from benchmarks.deployment.layout import Deployment, DeploymentConfig, as_yaml
-from benchmarks.deployment.starting import start, stop
-from benchmarks.federation.connection import free_port
-from benchmarks.scripts import keep_table
-from clients.app import query, train
+from fedmjp.benchmarks.deployment.creating import create, state_folder
+from fedmjp.benchmarks.deployment.layout import Deployment, DeploymentConfig, as_yaml
+from fedmjp.benchmarks.deployment.starting import start, stop
+from fedmjp.benchmarks.federation.connection import free_port
+from fedmjp.benchmarks.scripts import keep_table
+from fedmjp.clients.app import query, train
 from fedmjp.config import RunConfig
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario, run_config_of
 from fedmjp.seeds import numpy_generator
+from fedmjp.server.loop import Federation
 from fedmjp.training.run_folder import TrainingFolder
-from server.loop import Federation
 
 MODEL = {"name": "deit_micro", "image_size": 64, "patch_size": 8, "classes": 4}
 # Sites with pictures of their own draw from the system what is drawn at all.
@@ -61,12 +62,12 @@ POLL_SECONDS = 0.5
 ROUND_SECONDS = 300.0  # after which the server gives up on a reply
 # By what stands on the command line of a process.
 SERVERS = {
-    "SuperLink": "benchmarks.deployment.superlink",
+    "SuperLink": "fedmjp.benchmarks.deployment.superlink",
     "SuperExec": "flower-superexec",
     "reverse proxy": "nginx: master",
     "the server's app": "flwr-serverapp",
 }
-CLIENT = "clients.gate.program"
+CLIENT = "fedmjp.clients.gate.program"
 HELD = "every upload was counted once, or is listed as refused; the weights are the same to the last bit"
 Lost = set[tuple[int, int]]  # (round, client)
 

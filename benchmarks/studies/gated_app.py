@@ -1,6 +1,7 @@
 """What the audit says of an app as it stands, and of the same app with the upload gate in its first line.
 
-``python -m benchmarks.studies.gated_app --app tests/apps/small-site --output FOLDER``. Bundled pictures stand in for
+``python -m fedmjp.benchmarks.studies.gated_app --app tests/apps/small-site --output FOLDER``. Bundled pictures stand
+in for
 the app's own. A row for each upload that was attacked, and a picture of both runs.
 """
 
@@ -17,12 +18,12 @@ import typer
 from matplotlib import pyplot as plt
 from torch import Tensor
 
-from benchmarks.audit.app import read_app
-from benchmarks.audit.audit import Findings, audit
-from benchmarks.audit.verdict import exit_code
-from benchmarks.scripts import keep_table
-from benchmarks.studies.by_view import markdown
-from clients.gate.ledger import GateLedger
+from fedmjp.benchmarks.audit.app import read_app
+from fedmjp.benchmarks.audit.audit import Findings, audit
+from fedmjp.benchmarks.audit.verdict import exit_code
+from fedmjp.benchmarks.scripts import keep_table
+from fedmjp.benchmarks.studies.by_view import markdown
+from fedmjp.clients.gate.ledger import GateLedger
 from fedmjp.errors import AppError
 from fedmjp.running import run_function
 
@@ -66,7 +67,7 @@ def put_behind_gate(app: Path, target: Path, policy: Path) -> None:
     shutil.copytree(app, target)
     module = read_app(app).client.partition(":")[0]
     source = target / Path(*module.split(".")).with_suffix(".py")
-    line = f'from clients.mods import UploadGate\n\n\\1ClientApp(mods=[UploadGate("{policy}")])'
+    line = f'from fedmjp.clients.mods import UploadGate\n\n\\1ClientApp(mods=[UploadGate("{policy}")])'
     text, count = re.subn(r"(?m)^(\w+\s*=\s*)ClientApp\(\)", line, source.read_text())
     if count != 1:
         raise AppError(f"{module} makes no ClientApp() without mods, in which the gate could be put")

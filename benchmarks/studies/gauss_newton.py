@@ -1,11 +1,12 @@
 """How often ``gauss_newton`` finds the pictures behind one upload, whether its certificates are right, and its cost.
 
-``python -m benchmarks.studies.gauss_newton --pictures FOLDER --output results/gauss_newton``
+``python -m fedmjp.benchmarks.studies.gauss_newton --pictures FOLDER --output results/gauss_newton``
 
 ``--cases mjp=0.27,batch=2`` are uploads of one picture under MJP of that mask ratio, with ``mjp_prior`` and
 ``mjp_span`` on the same uploads, and uploads of two undefended pictures. ``--processes`` share out the uploads, each
 on one core, or all on one GPU. Left out are pictures that the prior was measured on or an attack was developed on (the
-first 50 of the source, and those of ``attacks.held_out``), and uploads whose mask came out empty. A certificate is
+first 50 of the source, and those of ``fedmjp.attacks.held_out``), and uploads whose mask came out empty. A certificate
+is
 wrong if a certified picture, its masked patches under the best assignment, is below 40 dB.
 """
 
@@ -24,10 +25,10 @@ import typer
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from attacks import ATTACKS
-from attacks.held_out import seen_before
-from benchmarks.leaderboard.statistics import share
-from benchmarks.scripts import Pictures, keep_table
+from fedmjp.attacks import ATTACKS
+from fedmjp.attacks.held_out import seen_before
+from fedmjp.benchmarks.leaderboard.statistics import share
+from fedmjp.benchmarks.scripts import Pictures, keep_table
 from fedmjp.children import workers
 from fedmjp.config import Checkpoint
 from fedmjp.data.pictures import LabelledPicture

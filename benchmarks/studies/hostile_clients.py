@@ -1,6 +1,7 @@
 """Which hostile clients a federation survives, by the strategy of its server.
 
-``python -m benchmarks.studies.hostile_clients --data FOLDER --output FOLDER``. Ten clients with equal shares go on
+``python -m fedmjp.benchmarks.studies.hostile_clients --data FOLDER --output FOLDER``. Ten clients with equal shares go
+on
 training a small model that is trained already, for a few rounds: the server's own loop and the clients' own training,
 without Flower's engine between them. One or three of the ten are hostile, in one of ten ways (``hostile_kinds``).
 The server does not know how many pictures a client has, as in a deployment.
@@ -24,10 +25,10 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
-from benchmarks.federation.training import training_of
-from benchmarks.scripts import Pictures, keep_table
-from benchmarks.studies.hostile_kinds import KINDS, LATE, Situation, answer_of, update_of
-from clients.training import LocalTraining
+from fedmjp.benchmarks.federation.training import training_of
+from fedmjp.benchmarks.scripts import Pictures, keep_table
+from fedmjp.benchmarks.studies.hostile_kinds import KINDS, LATE, Situation, answer_of, update_of
+from fedmjp.clients.training import LocalTraining
 from fedmjp.config import Checkpoint
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.partitions import Partition, partition
@@ -37,12 +38,12 @@ from fedmjp.models.classifier import Classifier
 from fedmjp.records import weights_digest
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.server.loop import Federation
+from fedmjp.server.validation import Validation
 from fedmjp.training.accuracy import Accuracy
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.wire import ARRAYS
 from fedmjp.zoo import zoo_model
-from server.loop import Federation
-from server.validation import Validation
 
 WEIGHTS = "zoo:coarse-none-0"
 CLIENTS = 10

@@ -1,6 +1,6 @@
 """How often the attacker of ``mjp_intersection`` joins uploads of two pictures, or misses two of one.
 
-``python -m benchmarks.studies.linking --pictures FOLDER --small FOLDER --output results/linking``
+``python -m fedmjp.benchmarks.studies.linking --pictures FOLDER --small FOLDER --output results/linking``
 
 Per mask ratio, every picture is uploaded ``UPLOADS`` times under masks drawn independently; all pairs of
 uploads of one picture are compared, and as many pairs of two pictures. The bundled pictures are two crops
@@ -20,9 +20,9 @@ import torch
 import typer
 from torch import Tensor
 
-from attacks.mjp.facts import LinearFacts, linear_facts
-from attacks.mjp.linking import BEYOND, Statement, Verdict, compare, groups
-from benchmarks.scripts import Pictures, keep_table, unseen
+from fedmjp.attacks.mjp.facts import LinearFacts, linear_facts
+from fedmjp.attacks.mjp.linking import BEYOND, Statement, Verdict, compare, groups
+from fedmjp.benchmarks.scripts import Pictures, keep_table, unseen
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.models.build import build_vit

@@ -1,6 +1,6 @@
-"""Measures what patches of natural pictures look like, for ``attacks.natural_patches``.
+"""Measures what patches of natural pictures look like, for ``fedmjp.attacks.natural_patches``.
 
-``python -m benchmarks.studies.measure_prior --pictures FOLDER``
+``python -m fedmjp.benchmarks.studies.measure_prior --pictures FOLDER``
 
 Three of five pictures of the folder are used, in the order of their names; the other two are left
 for being attacked.
@@ -15,9 +15,9 @@ import typer
 from safetensors.torch import save_file
 from torch import Tensor
 
-from attacks.natural_patches import PROVENANCE, TABLE
-from attacks.picture_lists import DIGITS
 from fedmjp import provenance
+from fedmjp.attacks.natural_patches import PROVENANCE, TABLE
+from fedmjp.attacks.picture_lists import DIGITS
 from fedmjp.data.selection import open_source
 from fedmjp.running import run_function
 
@@ -43,7 +43,7 @@ def main(pictures: Annotated[Path, typer.Option(help="FOLDER/CLASS/picture.")]) 
     save_file(table, TABLE)
     versions = provenance.versions()
     about = {
-        "command": "python -m benchmarks.studies.measure_prior --pictures FOLDER",
+        "command": "python -m fedmjp.benchmarks.studies.measure_prior --pictures FOLDER",
         "source": "ImageNet pictures, one of each of 500 classes",
         "rule": f"in the order of names, the first {USED} of every {OF}",
         "preparation": "shorter side resized to size / 0.875 (bicubic), centre crop, RGB in [0, 1]",
@@ -64,7 +64,7 @@ def autocovariance(images: Tensor, largest_lag: int) -> Tensor:
         largest_lag: L, in pixels.
 
     Returns:
-        (3, 3, 2 L + 1, 2 L + 1), see ``attacks.natural_patches.patch_covariance``.
+        (3, 3, 2 L + 1, 2 L + 1), see ``fedmjp.attacks.natural_patches.patch_covariance``.
     """
     size = images.shape[-1]
     centred = images - images.mean(dim=(0, 2, 3), keepdim=True)

@@ -1,10 +1,12 @@
 """How often a client's checks notice a model that was made to leak, and how often they raise a false alarm.
 
-``python -m benchmarks.studies.model_checks --data FOLDER --output FOLDER``, with pictures of 32 classes. Real clients
+``python -m fedmjp.benchmarks.studies.model_checks --data FOLDER --output FOLDER``, with pictures of 32 classes. Real
+clients
 and Flower's own strategies train together in this process, message for message without an engine between them. In every
-round each client examines what arrives (``clients.checks``) before it trains: an alarm is then false. In some rounds it
+round each client examines what arrives (``fedmjp.clients.checks``) before it trains: an alarm is then false. In some
+rounds it
 also examines, in the place of the honest weights and with the same history, what servers make of them. A row per model
-and client. ``case`` is the server, or ``honest``; limits come of ``clients.checks`` and were set on other seeds.
+and client. ``case`` is the server, or ``honest``; limits come of ``fedmjp.clients.checks`` and were set on other seeds.
 
 - ``first`` rows are of a first round: nothing earlier to compare with;
 - ``quiet`` is class fishing without zero rows: all rows but one are scaled by 1e-3, and the bias is -30;
@@ -35,12 +37,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
-from benchmarks.federation.training import training_of
-from benchmarks.leaderboard.statistics import share
-from benchmarks.scripts import Pictures, keep_table
-from benchmarks.studies.by_view import markdown
-from clients.checks import Finding, Incoming, examine_model, remember
-from clients.training import LocalTraining
+from fedmjp.benchmarks.federation.training import training_of
+from fedmjp.benchmarks.leaderboard.statistics import share
+from fedmjp.benchmarks.scripts import Pictures, keep_table
+from fedmjp.benchmarks.studies.by_view import markdown
+from fedmjp.clients.checks import Finding, Incoming, examine_model, remember
+from fedmjp.clients.training import LocalTraining
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.partitions import partition
 from fedmjp.data.pictures import LabelledPicture, to_image
@@ -52,10 +54,10 @@ from fedmjp.models.classifier import VitClassifier
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
 from fedmjp.seeds import numpy_generator, scoped_randomness, torch_generator
+from fedmjp.server.aggregation import Aggregator
+from fedmjp.server.shelf import Shelf
 from fedmjp.wire import ARRAYS, EXAMPLES, METRICS
 from fedmjp.yaml_files import read_yaml
-from server.aggregation import Aggregator
-from server.shelf import Shelf
 
 CONFIG = Path(__file__).parents[1] / "training" / "coarse_federated.yaml"
 STRATEGIES = (

@@ -1,6 +1,6 @@
 """How often shuffled patches can be put back in order, and what that is worth.
 
-``python -m benchmarks.studies.order --pictures FOLDER --n 50 --output results/order``
+``python -m fedmjp.benchmarks.studies.order --pictures FOLDER --n 50 --output results/order``
 
 The hole is known, as an MJP upload tells it. The patches are exact, or what ``oracle_patch_embedding``
 makes of uploads that were degraded: a bound, as no server sees every token's gradient. Rows of uploads that it refuses,
@@ -18,10 +18,10 @@ import torch
 import typer
 from torch import Tensor
 
-from attacks.patch_embedding import OraclePatchEmbedding
-from attacks.reassembly import reassemble
-from benchmarks.scripts import Pictures, keep_table, timed
-from benchmarks.studies.span import undeveloped
+from fedmjp.attacks.patch_embedding import OraclePatchEmbedding
+from fedmjp.attacks.reassembly import reassemble
+from fedmjp.benchmarks.scripts import Pictures, keep_table, timed
+from fedmjp.benchmarks.studies.span import undeveloped
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source
 from fedmjp.defences.base import Client

@@ -1,6 +1,6 @@
 """What attacks recover of training as it is done: batches, train mode, local steps, and weights of every age.
 
-``python -m benchmarks.studies.realistic RUN --data FOLDER --output FOLDER``, after
+``python -m fedmjp.benchmarks.studies.realistic RUN --data FOLDER --output FOLDER``, after
 ``fedmjp simulate --config benchmarks/training/realistic.yaml --data FOLDER --output RUN``.
 
 The same pictures, of the validation split, are attacked at the weights that the server sent in each round that was
@@ -34,11 +34,11 @@ import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attacks import ATTACKS
-from benchmarks.leaderboard.entries import EXACT, RECOGNISABLE
-from benchmarks.report.drawing import CEILING, STYLE, Scale
-from benchmarks.scripts import Pictures, keep_table, unseen
 from fedmjp import facade, records
+from fedmjp.attacks import ATTACKS
+from fedmjp.benchmarks.leaderboard.entries import EXACT, RECOGNISABLE
+from fedmjp.benchmarks.report.drawing import CEILING, STYLE, Scale
+from fedmjp.benchmarks.scripts import Pictures, keep_table, unseen
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.loading import Batch
 from fedmjp.data.pictures import LabelledPicture
@@ -51,8 +51,8 @@ from fedmjp.private import PrivateBatch
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
 from fedmjp.seeds import derive, scoped_randomness
+from fedmjp.server.uploads import WEIGHTS
 from fedmjp.training.loop import Schedule, Trainer
-from server.uploads import WEIGHTS
 
 SEED = 0
 BATCHES = (1, 4, 16)

@@ -1,6 +1,6 @@
 """What a server recovers of each picture as a federated training run shows it the same pictures again.
 
-``python -m benchmarks.studies.recurring_pictures RECORDS --output FOLDER``, after
+``python -m fedmjp.benchmarks.studies.recurring_pictures RECORDS --output FOLDER``, after
 ``fedmjp simulate --config benchmarks/training/recurring_pictures.yaml --output FOLDER``, whose records are in
 ``FOLDER/records``. After every upload of a picture, ``mjp_intersection`` is given that upload and all that the
 server has kept of the client until then, of whatever picture: which of them are of this one, it finds out.
@@ -19,11 +19,11 @@ import torch
 import typer
 from matplotlib.figure import Figure
 
-from attacks.mjp.intersection import MjpIntersection
-from benchmarks.leaderboard.entries import RECOGNISABLE
-from benchmarks.report.drawing import CEILING, STYLE, Scale
-from benchmarks.scripts import keep_table, timed
-from benchmarks.uploads.rounds import RecordedRounds
+from fedmjp.attacks.mjp.intersection import MjpIntersection
+from fedmjp.benchmarks.leaderboard.entries import RECOGNISABLE
+from fedmjp.benchmarks.report.drawing import CEILING, STYLE, Scale
+from fedmjp.benchmarks.scripts import keep_table, timed
+from fedmjp.benchmarks.uploads.rounds import RecordedRounds
 from fedmjp.errors import BadInputError
 from fedmjp.metrics import metric
 from fedmjp.records import Upload

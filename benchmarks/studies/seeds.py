@@ -1,6 +1,6 @@
 """What defences change in training, over seeds: from the table that ``fedmjp evaluate`` leaves of several runs.
 
-``python -m benchmarks.studies.seeds --evaluation FOLDER``
+``python -m fedmjp.benchmarks.studies.seeds --evaluation FOLDER``
 
 Runs of one seed meet the same pictures in the same order, so that they are compared seed by seed. Intervals are
 Student's over the seeds: of as many trainings as there are, on the same validation pictures.
@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from scipy import stats
 
-from benchmarks.folder.output import write_text
+from fedmjp.benchmarks.folder.output import write_text
 from fedmjp.errors import BadInputError
 from fedmjp.running import run_function
 

@@ -1,6 +1,6 @@
 """What servers that change weights see of large batches, of doubled classes, and patch by patch.
 
-``python -m benchmarks.studies.servers --pictures FOLDER``
+``python -m fedmjp.benchmarks.studies.servers --pictures FOLDER``
 
 For measuring one's own deployment: everything is computed here. Three questions to DeiT-S with initial weights:
 
@@ -23,10 +23,10 @@ import pandas as pd
 import torch
 import typer
 
-from attacks.adversary import Adversary
-from attacks.held_out import developed_on
-from attacks.token_imprint import by_picture, read_tokens
-from benchmarks.scripts import Pictures, keep_table, timed
+from fedmjp.attacks.adversary import Adversary
+from fedmjp.attacks.held_out import developed_on
+from fedmjp.attacks.token_imprint import by_picture, read_tokens
+from fedmjp.benchmarks.scripts import Pictures, keep_table, timed
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import Selection, open_source, select
 from fedmjp.exchange import Exchange
@@ -34,11 +34,11 @@ from fedmjp.metrics.pictures import psnr
 from fedmjp.models import names
 from fedmjp.models.build import build_vit, with_weights
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.modifications import SCOPE
 from fedmjp.patches import to_patches
 from fedmjp.records import Reconstruction
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
-from fedmjp.servers import SCOPE
 
 FOLDER = Path("results/servers")
 SEED = 0

@@ -1,6 +1,7 @@
 """Whether a simulated run loses a round, or counts one twice, when its processes are killed at random.
 
-``python -m benchmarks.studies.simulation_kills --output FOLDER``. `fedmjp simulate` trains on pictures of noise, once
+``python -m fedmjp.benchmarks.studies.simulation_kills --output FOLDER``. `fedmjp simulate` trains on pictures of
+noise, once
 undisturbed, then again and again until enough processes were killed (SIGKILL), one after another, at random moments:
 half of them from the first second on, half of them once a round was done. These are the command itself, what guards
 and follows its SuperLink, the SuperLink, its SuperExec, the server's app, and Ray's processes, clients among them. The
@@ -36,12 +37,12 @@ import typer
 from PIL import Image
 from safetensors.torch import load_file
 
-from benchmarks.federation.guard import adopt_orphans
-from benchmarks.scripts import keep_table
+from fedmjp.benchmarks.federation.guard import adopt_orphans
+from fedmjp.benchmarks.scripts import keep_table
 from fedmjp.running import run_function
 from fedmjp.seeds import numpy_generator
+from fedmjp.server.refusals import RefusalFile
 from fedmjp.training.run_folder import TrainingFolder
-from server.refusals import RefusalFile
 
 MODEL = {"name": "deit_micro", "image_size": 64, "patch_size": 8, "classes": 4}
 RECIPE = {"batch_size": 2, "learning_rate": 0.05, "warmup_epochs": 0, "mixup": 0, "cutmix": 0}
@@ -53,7 +54,7 @@ SILENCE = 600.0  # seconds without a round, a kill or an end, after which a comm
 GOODBYE = 20.0  # seconds that processes may outlive their command
 # By what stands on the command line of a process; the guard's holds the SuperLink's.
 VICTIMS = {
-    "guard": "benchmarks.federation.guard",
+    "guard": "fedmjp.benchmarks.federation.guard",
     "follower of the log": "flwr log",
     "SuperLink": "flower-superlink",
     "SuperExec": "flower-superexec",

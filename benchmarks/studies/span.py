@@ -8,9 +8,9 @@ import pandas as pd
 import torch
 import typer
 
-from attacks.held_out import developed_on, seen_before
-from benchmarks.scripts import keep_table
 from fedmjp import provenance
+from fedmjp.attacks.held_out import developed_on, seen_before
+from fedmjp.benchmarks.scripts import keep_table
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.pictures import PictureSource
 from fedmjp.data.selection import Selection, open_source, select

@@ -1,13 +1,14 @@
 """How often ``mjp_span`` certifies the patches of a picture, whether that is right, and how long it takes.
 
-``python -m benchmarks.studies.span_certificates --data FOLDER --output DIR --pictures 20 --ratios 0.09,0.27``
+``python -m fedmjp.benchmarks.studies.span_certificates --data FOLDER --output DIR --pictures 20 --ratios 0.09,0.27``
 
 One row per picture and mask ratio. A certificate is
 wrong if any patch of the picture, the masked ones under the best assignment, is below 30 dB. It says nothing of their
 order: *in order* counts the certified pictures that are exact in true order. Where the draw of a mask masks nothing,
 there is nothing to certify, and the row counts nowhere in the summary.
 
-Pictures are drawn from those that attacks have not seen before (``attacks.held_out``); ``--development`` asks for those
+Pictures are drawn from those that attacks have not seen before (``fedmjp.attacks.held_out``); ``--development`` asks
+for those
 alone that the attack was developed on.
 
 Many certificates in little time: ``--model name=deit_tiny,image_size=64,patch_size=8 --ratios 0.06,0.09,0.12``.
@@ -20,11 +21,11 @@ import torch
 import typer
 from scipy.optimize import linear_sum_assignment
 
-from attacks.mjp.prior import MjpPrior
-from attacks.mjp.span.attack import MjpSpan
-from benchmarks.leaderboard.entries import EXACT
-from benchmarks.leaderboard.statistics import share
-from benchmarks.studies.span import Data, Model, Output, Ratios, keep_rows_of
+from fedmjp.attacks.mjp.prior import MjpPrior
+from fedmjp.attacks.mjp.span.attack import MjpSpan
+from fedmjp.benchmarks.leaderboard.entries import EXACT
+from fedmjp.benchmarks.leaderboard.statistics import share
+from fedmjp.benchmarks.studies.span import Data, Model, Output, Ratios, keep_rows_of
 from fedmjp.exchange import Exchange
 from fedmjp.metrics import metric
 from fedmjp.models.classifier import VitClassifier

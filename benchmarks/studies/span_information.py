@@ -1,6 +1,6 @@
 """How exactly one upload determines the masked patches, were the equations of ``mjp_span`` solved.
 
-``python -m benchmarks.studies.span_information --data FOLDER --output DIR --pictures 20 --ratios 0.09,0.27``
+``python -m fedmjp.benchmarks.studies.span_information --data FOLDER --output DIR --pictures 20 --ratios 0.09,0.27``
 
 What ``mjp_span`` does not find may be hidden, or only hard to find. At the true tokens, with the attention's
 output known, every equation measures a patch's coefficients with the noise that rounding of the upload gives it
@@ -22,11 +22,11 @@ import typer
 from torch import Tensor
 from torch.func import jacfwd
 
-from attacks.base import on_device
-from attacks.mjp.facts import linear_facts
-from attacks.mjp.span.block import Linear, Norm, gelu, linear_of, norm_of
-from attacks.mjp.span.equations import LEVEL_WEIGHT, Equations, Span, equations
-from benchmarks.studies.span import Data, Model, Output, Ratios, keep_rows_of
+from fedmjp.attacks.base import on_device
+from fedmjp.attacks.mjp.facts import linear_facts
+from fedmjp.attacks.mjp.span.block import Linear, Norm, gelu, linear_of, norm_of
+from fedmjp.attacks.mjp.span.equations import LEVEL_WEIGHT, Equations, Span, equations
+from fedmjp.benchmarks.studies.span import Data, Model, Output, Ratios, keep_rows_of
 from fedmjp.exchange import Exchange
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches

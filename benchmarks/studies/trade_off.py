@@ -1,6 +1,7 @@
 """Leakage against accuracy: what the strongest attack recovers under each defence, and what training under it costs.
 
-``python -m benchmarks.studies.trade_off --cost FOLDER --leakage FOLDER --board FOLDER --figure FILE``, with the rows of
+``python -m fedmjp.benchmarks.studies.trade_off --cost FOLDER --leakage FOLDER --board FOLDER --figure FILE``, with the
+rows of
 ``training_cost`` and of ``trained_under``, which are of the same weights, and the board of defences. The first two may
 be given several times: the last folder that has a defence in a partition counts.
 
@@ -25,11 +26,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from benchmarks.folder.study import TRIALS, read_plan
-from benchmarks.leaderboard.statistics import RESAMPLES, share
-from benchmarks.plan.cells import Cell
-from benchmarks.report.drawing import CEILING, COLOURS, DOTTED, MARKERS, STYLE, UNDEFENDED_COLOUR
-from benchmarks.studies.by_view import markdown
+from fedmjp.benchmarks.folder.study import TRIALS, read_plan
+from fedmjp.benchmarks.leaderboard.statistics import RESAMPLES, share
+from fedmjp.benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.report.drawing import CEILING, COLOURS, DOTTED, MARKERS, STYLE, UNDEFENDED_COLOUR
+from fedmjp.benchmarks.studies.by_view import markdown
 from fedmjp.defences.pipeline import NONE
 from fedmjp.errors import BadInputError
 from fedmjp.running import run_function

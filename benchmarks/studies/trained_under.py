@@ -1,6 +1,7 @@
 """What uploads give away on the weights that training under the same defence has made.
 
-``python -m benchmarks.studies.trained_under RUNS --data FOLDER --output FOLDER``, where RUNS is what ``training_cost``
+``python -m fedmjp.benchmarks.studies.trained_under RUNS --data FOLDER --output FOLDER``, where RUNS is what
+``training_cost``
 left: so leakage and Top-1 are of the same weights. The server sees one gradient of one picture, and tries what the
 battery ``standard`` has for that view. Searches have the first pictures, and are run where they know the defence.
 Epsilon is of the one upload that is seen.
@@ -18,12 +19,12 @@ import pandas as pd
 import torch
 import typer
 
-from benchmarks.campaign.battery import View, read_battery
-from benchmarks.folder.study import TRIALS
-from benchmarks.plan.experiment import AttackConfig
-from benchmarks.scripts import Pictures, keep_table, unseen
-from benchmarks.studies.training_cost import Defences, Partitions, Seeds, asked_runs, name_of, scenario_of
 from fedmjp import facade, provenance
+from fedmjp.benchmarks.campaign.battery import View, read_battery
+from fedmjp.benchmarks.folder.study import TRIALS
+from fedmjp.benchmarks.plan.experiment import AttackConfig
+from fedmjp.benchmarks.scripts import Pictures, keep_table, unseen
+from fedmjp.benchmarks.studies.training_cost import Defences, Partitions, Seeds, asked_runs, name_of, scenario_of
 from fedmjp.children import workers
 from fedmjp.config import Checkpoint
 from fedmjp.data.pictures import LabelledPicture

@@ -1,6 +1,7 @@
 """What defences cost in training: the same federation under each of them, IID and not, over seeds.
 
-``python -m benchmarks.studies.training_cost --data FOLDER --runs FOLDER --output FOLDER``. Runs lie in a folder each.
+``python -m fedmjp.benchmarks.studies.training_cost --data FOLDER --runs FOLDER --output FOLDER``. Runs lie in a folder
+each.
 What is finished is not run again, and what was stopped goes on.
 
 A row per run: Top-1 of the validation split after the last round, bytes of an upload, seconds that the defence took of
@@ -17,9 +18,9 @@ from typing import Annotated, Any
 import pandas as pd
 import typer
 
-from benchmarks.federation.resources import resources_for
-from benchmarks.federation.training import deal, plan_for, rounds_done, train_federated, training_of
-from benchmarks.scripts import Pictures, keep_table
+from fedmjp.benchmarks.federation.resources import resources_for
+from fedmjp.benchmarks.federation.training import deal, plan_for, rounds_done, train_federated, training_of
+from fedmjp.benchmarks.scripts import Pictures, keep_table
 from fedmjp.config import Checkpoint
 from fedmjp.defences.pipeline import DefenceConfig, pipeline_of
 from fedmjp.learning import Training

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.plan.experiment import Experiment
-from benchmarks.uploads.source import Batch, UploadSource, described, tensors_read
+from fedmjp.benchmarks.plan.experiment import Experiment
+from fedmjp.benchmarks.uploads.source import Batch, UploadSource, described, tensors_read
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import Selection

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.federation.round_records import ROUND_OF_TRAINING
-from benchmarks.federation.simulation import RECORDS, RunFolder
-from benchmarks.plan.experiment import Experiment
-from benchmarks.uploads.source import Batch, RecordedUploads, UploadSource, tensors_read
+from fedmjp.benchmarks.federation.round_records import ROUND_OF_TRAINING
+from fedmjp.benchmarks.federation.simulation import RECORDS, RunFolder
+from fedmjp.benchmarks.plan.experiment import Experiment
+from fedmjp.benchmarks.uploads.source import Batch, RecordedUploads, UploadSource, tensors_read
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.errors import BadInputError, FedmjpError
 from fedmjp.files import read_file

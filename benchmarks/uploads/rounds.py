@@ -14,10 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from attacks.mjp.localisation import without_localisation
-from benchmarks.plan.experiment import Experiment
-from benchmarks.uploads.recorded import Recording
-from benchmarks.uploads.source import MISSING, Batch, UploadSource, sent_model, tensors_read, told
+from fedmjp.attacks.mjp.localisation import without_localisation
+from fedmjp.benchmarks.plan.experiment import Experiment
+from fedmjp.benchmarks.uploads.recorded import Recording
+from fedmjp.benchmarks.uploads.source import MISSING, Batch, UploadSource, sent_model, tensors_read, told
 from fedmjp.config import Checkpoint
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.errors import BadInputError, FedmjpError, RecordError
@@ -27,7 +27,7 @@ from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload, load_fields
 from fedmjp.scenario import Scenario
-from server.uploads import WEIGHTS
+from fedmjp.server.uploads import WEIGHTS
 
 
 @dataclass(frozen=True, eq=False)

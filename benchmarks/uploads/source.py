@@ -1,4 +1,4 @@
-"""Uploads out of a recorded federation; a test holds them together with those of ``benchmarks.uploads.direct``."""
+"""Uploads out of a recorded federation; a test holds them together with direct ones."""
 
 import json
 import shutil
@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from benchmarks.federation.simulation import RunFolder, simulate
-from benchmarks.folder.output import write_text
-from benchmarks.plan.experiment import Experiment, Plan
-from benchmarks.running.progress import RunProgress
+from fedmjp.benchmarks.federation.simulation import RunFolder, simulate
+from fedmjp.benchmarks.folder.output import write_text
+from fedmjp.benchmarks.plan.experiment import Experiment, Plan
+from fedmjp.benchmarks.running.progress import RunProgress
 from fedmjp.config import ModelConfig
 from fedmjp.errors import (
     GAVE_UP,

@@ -10,16 +10,16 @@ To attack one's own upload before it leaves is no check of a model: the upload g
 from collections.abc import Callable
 from functools import partial
 
-from clients.checks.base import Finding, History, Incoming, not_run, remember
-from clients.checks.behaviour import check_behaviour
-from clients.checks.bins import check_bins
-from clients.checks.disaggregation import check_disaggregation
-from clients.checks.head import check_head
-from clients.checks.layout import LAYOUT, check_layout
-from clients.checks.movement import check_movement
-from clients.checks.settings import check_settings
-from clients.checks.structure import check_structure
-from clients.checks.trace import Trace, trace_of
+from fedmjp.clients.checks.base import Finding, History, Incoming, not_run, remember
+from fedmjp.clients.checks.behaviour import check_behaviour
+from fedmjp.clients.checks.bins import check_bins
+from fedmjp.clients.checks.disaggregation import check_disaggregation
+from fedmjp.clients.checks.head import check_head
+from fedmjp.clients.checks.layout import LAYOUT, check_layout
+from fedmjp.clients.checks.movement import check_movement
+from fedmjp.clients.checks.settings import check_settings
+from fedmjp.clients.checks.structure import check_structure
+from fedmjp.clients.checks.trace import Trace, trace_of
 from fedmjp.errors import BadInputError
 
 __all__ = ["Finding", "History", "Incoming", "examine_model", "remember"]

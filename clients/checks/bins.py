@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from clients.checks.base import Finding, Incoming, judged, limit_from, not_run, worst_of
-from clients.checks.parallel import COSINE, directions_of, may_have_parallel_rows
-from clients.checks.trace import Layer, Trace
+from fedmjp.clients.checks.base import Finding, Incoming, judged, limit_from, not_run, worst_of
+from fedmjp.clients.checks.parallel import COSINE, directions_of, may_have_parallel_rows
+from fedmjp.clients.checks.trace import Layer, Trace
 
 ALONE = "alone in a unit"
 OUTWEIGHS = 100.0  # how much more than all others together, to be alone

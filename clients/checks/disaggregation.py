@@ -2,8 +2,8 @@
 
 import math
 
-from clients.checks.base import Finding, Incoming, judged, limit_from, not_run, worst_of
-from clients.checks.trace import Trace
+from fedmjp.clients.checks.base import Finding, Incoming, judged, limit_from, not_run, worst_of
+from fedmjp.clients.checks.trace import Trace
 
 SNR = "disaggregation"
 FEWER = "effective pictures"

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from clients.checks.base import Finding, Incoming, judged, limit_from, not_run
-from clients.checks.trace import Trace
+from fedmjp.clients.checks.base import Finding, Incoming, judged, limit_from, not_run
+from fedmjp.clients.checks.trace import Trace
 
 BIAS = "head bias"
 ROWS = "head rows"

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from clients.checks.base import Finding, Incoming, judged, not_run
+from fedmjp.clients.checks.base import Finding, Incoming, judged, not_run
 from fedmjp.finite import is_finite
 from fedmjp.records import weights_digest
 

@@ -2,7 +2,7 @@
 
 import math
 
-from clients.checks.base import ENOUGH, Finding, Incoming, judged, limit_from, not_run, worst_of
+from fedmjp.clients.checks.base import ENOUGH, Finding, Incoming, judged, limit_from, not_run, worst_of
 
 STEP = "step"
 DIRECTION = "direction"

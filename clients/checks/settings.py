@@ -2,7 +2,7 @@
 
 import math
 
-from clients.checks.base import Finding, Incoming, judged, not_run
+from fedmjp.clients.checks.base import Finding, Incoming, judged, not_run
 
 SETTINGS = "settings"
 

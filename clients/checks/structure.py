@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from clients.checks.base import Finding, Incoming, judged, not_run
-from clients.checks.parallel import COSINE, directions_of, may_have_parallel_rows
+from fedmjp.clients.checks.base import Finding, Incoming, judged, not_run
+from fedmjp.clients.checks.parallel import COSINE, directions_of, may_have_parallel_rows
 
 CONSTANT = "constant lines"
 PARALLEL = "parallel rows"

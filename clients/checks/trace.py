@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clients.checks.base import Incoming
+from fedmjp.clients.checks.base import Incoming
 from fedmjp.errors import BadInputError
 
 MOST_PICTURES = 16  # that are looked at: memory is that of a step on so many

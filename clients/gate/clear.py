@@ -7,9 +7,9 @@ import torch
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
-from clients.gate.policy import Clear
-from clients.gate.reasons import Reason
-from clients.replies import Update
+from fedmjp.clients.gate.policy import Clear
+from fedmjp.clients.gate.reasons import Reason
+from fedmjp.clients.replies import Update
 
 SHOWN = 40  # letters of a name that a ledger holds
 LEGACY = "fitres."  # how Flower's NumPyClient calls its records

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from clients.checks import Finding, Incoming, examine_model, remember
-from clients.gate.policy import Policy
-from clients.gate.watching import Seen
-from clients.replies import Sent, Update
+from fedmjp.clients.checks import Finding, Incoming, examine_model, remember
+from fedmjp.clients.gate.policy import Policy
+from fedmjp.clients.gate.watching import Seen
+from fedmjp.clients.replies import Sent, Update
 from fedmjp.errors import RecordError
 from fedmjp.records import load_tensors, save_tensors
 

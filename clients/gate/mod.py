@@ -12,14 +12,14 @@ from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common import log
 
-from clients.gate.clear import bounds_refusal, clear_refusal, what_leaves, within
-from clients.gate.incoming import ModelChecks
-from clients.gate.ledger import Entry, GateLedger
-from clients.gate.policy import Answer, Policy
-from clients.gate.reasons import Reason, RefusedError, refusal
-from clients.gate.trying import Tried, try_upload
-from clients.gate.watching import Seen, Watch
-from clients.replies import Sent, Update, read_update
+from fedmjp.clients.gate.clear import bounds_refusal, clear_refusal, what_leaves, within
+from fedmjp.clients.gate.incoming import ModelChecks
+from fedmjp.clients.gate.ledger import Entry, GateLedger
+from fedmjp.clients.gate.policy import Answer, Policy
+from fedmjp.clients.gate.reasons import Reason, RefusedError, refusal
+from fedmjp.clients.gate.trying import Tried, try_upload
+from fedmjp.clients.gate.watching import Seen, Watch
+from fedmjp.clients.replies import Sent, Update, read_update
 from fedmjp.errors import DefenceError
 from fedmjp.randomness import Randomness, SystemRandomness
 from fedmjp.texts import printable
@@ -42,7 +42,7 @@ class UploadGate:
     cannot leave it out.
 
     Args:
-        policy: File of the policy, see ``clients.gate.policy.Policy``, or the policy itself.
+        policy: File of the policy, see ``fedmjp.clients.gate.policy.Policy``, or the policy itself.
         ledger: File of verdicts, where the policy is no file.
         randomness: For tests. Everything else takes the operating system's.
         clock: Seconds that the ledger counts.

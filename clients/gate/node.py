@@ -11,13 +11,13 @@ from typing import Any
 
 from flwr.app import Message
 
-from clients.gate import flower
-from clients.gate.clear import bounds_refusal, clear_refusal
-from clients.gate.ledger import Entry, GateLedger, Outcome
-from clients.gate.policy import Policy
-from clients.gate.reasons import Reason, RefusedError, known_reason, refusal
-from clients.gate.trying import try_tensors
-from clients.replies import Sent, read_update
+from fedmjp.clients.gate import flower
+from fedmjp.clients.gate.clear import bounds_refusal, clear_refusal
+from fedmjp.clients.gate.ledger import Entry, GateLedger, Outcome
+from fedmjp.clients.gate.policy import Policy
+from fedmjp.clients.gate.reasons import Reason, RefusedError, known_reason, refusal
+from fedmjp.clients.gate.trying import try_tensors
+from fedmjp.clients.replies import Sent, read_update
 from fedmjp.errors import DefenceError
 
 

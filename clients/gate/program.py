@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from clients.gate.flower import wrap_loaded_app
+from fedmjp.clients.gate.flower import wrap_loaded_app
 
 if TYPE_CHECKING:
-    from clients.gate.policy import Policy
+    from fedmjp.clients.gate.policy import Policy
 
 POLICY_VARIABLE = "FEDMJP_GATE_POLICY"
 PROGRAM = "flwr-clientapp"
@@ -34,7 +34,7 @@ def run_clientapp() -> None:
 
 def _behind_gate(load: Callable[[], ClientApp]) -> ClientApp:
     """A bundle's ClientApp behind the gate of the site's policy."""
-    from clients.gate.mod import UploadGate  # noqa: PLC0415 (seconds of imports)
+    from fedmjp.clients.gate.mod import UploadGate  # noqa: PLC0415 (seconds of imports)
 
     gate = UploadGate(os.environ[POLICY_VARIABLE])
     _load_what_is_needed(gate.policy)
@@ -62,8 +62,8 @@ def _behind_gate(load: Callable[[], ClientApp]) -> ClientApp:
 def _load_what_is_needed(policy: "Policy") -> None:
     """Import what is else imported when it is first used: a bundle may hold modules of the same names."""
     import fedmjp  # noqa: PLC0415
-    from clients.gate.mod import AFTER  # noqa: PLC0415
-    from clients.gate.trying import EXACT  # noqa: PLC0415
+    from fedmjp.clients.gate.mod import AFTER  # noqa: PLC0415
+    from fedmjp.clients.gate.trying import EXACT  # noqa: PLC0415
 
     for name in {*EXACT, *AFTER[:1], *([policy.search.attack] if policy.search.every else [])}:
         fedmjp.ATTACKS.get(name)

@@ -5,10 +5,10 @@ import shlex
 import sys
 from pathlib import Path
 
-from clients.gate.ledger import GateLedger
-from clients.gate.node import NodeGate
-from clients.gate.policy import Policy
-from clients.gate.program import POLICY_VARIABLE, PROGRAM
+from fedmjp.clients.gate.ledger import GateLedger
+from fedmjp.clients.gate.node import NodeGate
+from fedmjp.clients.gate.policy import Policy
+from fedmjp.clients.gate.program import POLICY_VARIABLE, PROGRAM
 
 
 def run_supernode(policy_file: Path, arguments: list[str]) -> None:
@@ -33,7 +33,7 @@ def write_programs(policy_file: Path, ledger: Path) -> Path:
     folder = ledger.with_name(ledger.name + ".programs").absolute()
     folder.mkdir(mode=0o700, exist_ok=True)
     program = folder / PROGRAM
-    code = "from clients.gate.program import run_clientapp; run_clientapp()"
+    code = "from fedmjp.clients.gate.program import run_clientapp; run_clientapp()"
     words = ["env", f"{POLICY_VARIABLE}={policy_file.absolute()}", sys.executable, "-P", "-c", code]
     program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
     program.chmod(0o700)

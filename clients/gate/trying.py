@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 import fedmjp
-from clients.gate.ledger import Outcome
-from clients.gate.watching import Seen
-from clients.replies import Update
+from fedmjp.clients.gate.ledger import Outcome
+from fedmjp.clients.gate.watching import Seen
+from fedmjp.clients.replies import Update
 from fedmjp.errors import AttackFailedError, BadInputError
 from fedmjp.metrics import METRICS
 from fedmjp.models import names

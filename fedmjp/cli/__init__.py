@@ -12,7 +12,7 @@ from fedmjp.cli.campaign import campaign
 from fedmjp.cli.catalogue import catalogue
 from fedmjp.cli.compare import compare
 from fedmjp.cli.deploy import deploy
-from fedmjp.cli.doctor import doctor, refuse_shadows
+from fedmjp.cli.doctor import doctor
 from fedmjp.cli.evaluate import evaluate
 from fedmjp.cli.gate import gate, supernode
 from fedmjp.cli.keys import SIMULATED, TRAINED
@@ -117,13 +117,11 @@ def _tell_version(asked: bool) -> None:
 
 @app.callback()
 def before(
-    context: typer.Context,
     _version: Annotated[
         bool, typer.Option("--version", help="Tell the version and exit.", callback=_tell_version, is_eager=True)
     ] = False,
 ) -> None:
     """Federated-learning privacy benchmark: MJP vision transformers under gradient inversion."""
-    refuse_shadows(context.invoked_subcommand)
 
 
 def main() -> None:

@@ -50,8 +50,8 @@ from fedmjp.settings import Picture, Setting
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from benchmarks.plan.experiment import AttackConfig, Experiment
-    from benchmarks.uploads.source import UploadSource
+    from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
+    from fedmjp.benchmarks.uploads.source import UploadSource
     from fedmjp.data.pictures import PictureEntry
     from fedmjp.scenario import Scenario
 
@@ -161,14 +161,14 @@ def attack(
     fresh: Fresh = False,
 ) -> None:
     """Attack uploads of one model and report: computed here without Flower, recorded before, or of your own model."""
-    from benchmarks.campaign.prepare import ledger_of
-    from benchmarks.folder.output import OutputFolder
-    from benchmarks.plan.planning import plan, require_applicable
-    from benchmarks.report.render import FIGURE, render
-    from benchmarks.running.engine import Engine
-    from benchmarks.uploads.rounds import open_records
+    from fedmjp.benchmarks.campaign.prepare import ledger_of
+    from fedmjp.benchmarks.folder.output import OutputFolder
+    from fedmjp.benchmarks.plan.planning import plan, require_applicable
+    from fedmjp.benchmarks.report.render import FIGURE, render
+    from fedmjp.benchmarks.running.engine import Engine
+    from fedmjp.benchmarks.uploads.rounds import open_records
     from fedmjp.cli.progress import TerminalProgress
-    from fedmjp.servers import SCOPE
+    from fedmjp.modifications import SCOPE
 
     console = wide_console()
     flags = {option.name: option.opts[0] for option in context.command.params}
@@ -203,8 +203,8 @@ def attack(
 
 
 def _attacks(options: Mapping[str, Any]) -> "tuple[AttackConfig, ...]":
-    from benchmarks.leaderboard.measures import MEASURES
-    from benchmarks.plan.experiment import AttackConfig
+    from fedmjp.benchmarks.leaderboard.measures import MEASURES
+    from fedmjp.benchmarks.plan.experiment import AttackConfig
 
     given = parse_pairs(options["options"], "--set", dashes=True)
     tried = AttackConfig.parse({"name": options["name"], "options": given, "then": options["then"]})
@@ -213,9 +213,9 @@ def _attacks(options: Mapping[str, Any]) -> "tuple[AttackConfig, ...]":
 
 
 def _direct(options: Mapping[str, Any], named: set[str], console: "Console") -> "Asked":
-    from attacks.natural_patches import measured_on
-    from benchmarks.plan.experiment import experiments_of
-    from benchmarks.uploads.direct import DirectUploads, Memory
+    from fedmjp.attacks.natural_patches import measured_on
+    from fedmjp.benchmarks.plan.experiment import experiments_of
+    from fedmjp.benchmarks.uploads.direct import DirectUploads, Memory
     from fedmjp.data.selection import open_source, select
     from fedmjp.defences.pipeline import DefenceConfig, with_mask_ratio
     from fedmjp.errors import BadInputError
@@ -247,8 +247,8 @@ def _direct(options: Mapping[str, Any], named: set[str], console: "Console") -> 
 
 
 def _recorded(folder: Path, options: Mapping[str, Any], named: set[str]) -> "Asked":
-    from benchmarks.plan.experiment import Experiment
-    from benchmarks.uploads.rounds import open_records
+    from fedmjp.benchmarks.plan.experiment import Experiment
+    from fedmjp.benchmarks.uploads.rounds import open_records
     from fedmjp.errors import BadInputError
 
     if given := [key for key in RECORDED if key in named]:

@@ -37,10 +37,10 @@ def audit(
     Exit code 0: the policy holds. 1: something leaks against it. 2: the app could not be run, or attacks on pictures do
     not work on its network, so that nobody can tell.
     """
-    from benchmarks.audit.audit import audit as audited
-    from benchmarks.audit.report import write_report
-    from benchmarks.audit.verdict import exit_code, first_line, verdict
-    from benchmarks.folder.output import claim_folder
+    from fedmjp.benchmarks.audit.audit import audit as audited
+    from fedmjp.benchmarks.audit.report import write_report
+    from fedmjp.benchmarks.audit.verdict import exit_code, first_line, verdict
+    from fedmjp.benchmarks.folder.output import claim_folder
     from fedmjp.cli.runs import published_command
 
     console = wide_console()

@@ -51,8 +51,8 @@ def benchmark(
     fresh: Fresh = False,
 ) -> None:
     """Try a model and its defences with a named battery of attacks, against every kind of server, and report."""
-    from benchmarks.campaign.prepare import prepare
-    from benchmarks.campaign.spec import Campaign
+    from fedmjp.benchmarks.campaign.prepare import prepare
+    from fedmjp.benchmarks.campaign.spec import Campaign
     from fedmjp.cli.campaign_run import run_prepared
 
     require_apart(output, data)

@@ -14,7 +14,7 @@ from fedmjp.cli.options import output as output_option
 from fedmjp.cli.runs import require_apart
 
 if TYPE_CHECKING:
-    from benchmarks.running.verify import Verification
+    from fedmjp.benchmarks.running.verify import Verification
 
 campaign = typer.Typer(help="Many cells on many pictures, from one file.", no_args_is_help=True)
 FAILED = 1
@@ -29,7 +29,7 @@ def estimate(
     arithmetic: Arithmetic = "float32",
 ) -> None:
     """Say what a campaign consists of, what it takes in time and disk, and what cannot run here."""
-    from benchmarks.running.estimate import estimate as estimate_of
+    from fedmjp.benchmarks.running.estimate import estimate as estimate_of
     from fedmjp.cli.campaign_tables import print_estimate
 
     console = wide_console()
@@ -88,9 +88,9 @@ def status(
     database: Database = "",
 ) -> None:
     """Say how far a campaign is, while it runs or after."""
-    from benchmarks.folder.output import OutputFolder
-    from benchmarks.folder.study import open_results
-    from benchmarks.running.status import status as status_of
+    from fedmjp.benchmarks.folder.output import OutputFolder
+    from fedmjp.benchmarks.folder.study import open_results
+    from fedmjp.benchmarks.running.status import status as status_of
     from fedmjp.cli.campaign_leased import tell_status
     from fedmjp.cli.campaign_tables import print_status
 
@@ -122,10 +122,10 @@ def verify(
     database: Database = "",
 ) -> None:
     """Check that rows, pictures, scores and table agree; with --rerun, that trials repeat."""
-    from benchmarks.folder.output import OutputFolder
-    from benchmarks.folder.study import holds_plan, holds_study, open_results, problems_of_rows
-    from benchmarks.report.render import board_in
-    from benchmarks.running import verify as checks
+    from fedmjp.benchmarks.folder.output import OutputFolder
+    from fedmjp.benchmarks.folder.study import holds_plan, holds_study, open_results, problems_of_rows
+    from fedmjp.benchmarks.report.render import board_in
+    from fedmjp.benchmarks.running import verify as checks
     from fedmjp.errors import BadInputError
 
     if rerun and file is None:
@@ -152,9 +152,9 @@ def publish(
     database: Database = "",
 ) -> None:
     """Keep of a run what others need: its trials in one file, and the manifest. All else can be made of them."""
-    from benchmarks.folder.output import OutputFolder, write_json
-    from benchmarks.folder.study import TRIALS, open_results, read_study, write_study
-    from benchmarks.report.render import board_in
+    from fedmjp.benchmarks.folder.output import OutputFolder, write_json
+    from fedmjp.benchmarks.folder.study import TRIALS, open_results, read_study, write_study
+    from fedmjp.benchmarks.report.render import board_in
 
     ledger, store = open_results(OutputFolder(folder), database)
     study.mkdir(parents=True, exist_ok=True)

@@ -18,9 +18,9 @@ from fedmjp.errors import GAVE_UP
 from fedmjp.running import FAILED
 
 if TYPE_CHECKING:
-    from benchmarks.folder.ledger import Ledger
-    from benchmarks.folder.queue import Queue
-    from benchmarks.folder.store import Store
+    from fedmjp.benchmarks.folder.ledger import Ledger
+    from fedmjp.benchmarks.folder.queue import Queue
+    from fedmjp.benchmarks.folder.store import Store
 
 DATABASE = "name the campaign's database with --database postgresql://USER:PASSWORD@HOST/NAME, or FEDMJP_DATABASE"
 Data = Annotated[
@@ -43,7 +43,7 @@ def start(
 
     The same command again lets workers try failed trials once more.
     """
-    from benchmarks.running.leasing import offer
+    from fedmjp.benchmarks.running.leasing import offer
     from fedmjp.cli.runs import choose
 
     store, queue = _opened(database)
@@ -65,8 +65,8 @@ def work(database: Database = "", data: Data = "") -> None:
     another fedmjp or other packages than the campaign was started with. A worker may be killed at any time: after a
     minute others have its job.
     """
-    from benchmarks.campaign.shared import SharedCampaign
-    from benchmarks.running.leasing import work_off
+    from fedmjp.benchmarks.campaign.shared import SharedCampaign
+    from fedmjp.benchmarks.running.leasing import work_off
     from fedmjp.cli.progress import TerminalProgress
     from fedmjp.cli.runs import located
 
@@ -87,9 +87,9 @@ def fetch(
     folder: Annotated[Path, typer.Argument(help="Folder for results.", show_default=False)], database: Database = ""
 ) -> None:
     """Copy trials and pictures out of a database, as many as there are, into a folder as `campaign run` leaves it."""
-    from benchmarks.folder.output import OutputFolder
-    from benchmarks.folder.stored_pictures import StoredPictures
-    from benchmarks.report.render import render
+    from fedmjp.benchmarks.folder.output import OutputFolder
+    from fedmjp.benchmarks.folder.stored_pictures import StoredPictures
+    from fedmjp.benchmarks.report.render import render
 
     console = wide_console()
     store, queue = _opened(database)
@@ -106,7 +106,7 @@ def fetch(
 
 def tell_status(database: str) -> None:
     """Print how far the campaign in a database is."""
-    from benchmarks.running.status import status
+    from fedmjp.benchmarks.running.status import status
     from fedmjp.cli.campaign_tables import print_status
 
     store, queue = _opened(database)
@@ -117,8 +117,8 @@ def tell_status(database: str) -> None:
 
 
 def _opened(database: str) -> "tuple[Store, Queue]":
-    from benchmarks.folder.queue import Queue
-    from benchmarks.folder.store import Store
+    from fedmjp.benchmarks.folder.queue import Queue
+    from fedmjp.benchmarks.folder.store import Store
     from fedmjp.errors import BadInputError
 
     if not database:
@@ -128,7 +128,7 @@ def _opened(database: str) -> "tuple[Store, Queue]":
 
 
 def _ledger(store: "Store", queue: "Queue") -> "Ledger":
-    from benchmarks.folder.ledger import ABOUT, TRIALS, Ledger
+    from fedmjp.benchmarks.folder.ledger import ABOUT, TRIALS, Ledger
 
     texts = queue.ledger()
     return Ledger.read(texts[ABOUT], texts[TRIALS].encode(), store.name)

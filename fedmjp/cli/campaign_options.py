@@ -10,7 +10,7 @@ from fedmjp.cli.runs import choose, located, published_command
 from fedmjp.overrides import parse_pairs
 
 if TYPE_CHECKING:
-    from benchmarks.campaign.prepare import Prepared
+    from fedmjp.benchmarks.campaign.prepare import Prepared
 
 File = Annotated[Path, typer.Argument(help="The campaign's YAML file.", show_default=False)]
 Overrides = Annotated[list[str], typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the file to replace.")]
@@ -40,8 +40,8 @@ def prepared_of(
     Raises:
         BadInputError: If either is wrong, or pictures or weights cannot be used.
     """
-    from benchmarks.campaign.file import read_campaign
-    from benchmarks.campaign.prepare import prepare
+    from fedmjp.benchmarks.campaign.file import read_campaign
+    from fedmjp.benchmarks.campaign.prepare import prepare
     from fedmjp.zoo import PREFIX
 
     given = parse_pairs(weights, "--weights")

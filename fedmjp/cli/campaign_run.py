@@ -10,8 +10,8 @@ from fedmjp.cli.outcome import tell_outcome
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from benchmarks.campaign.prepare import Prepared
-    from benchmarks.folder.output import OutputFolder
+    from fedmjp.benchmarks.campaign.prepare import Prepared
+    from fedmjp.benchmarks.folder.output import OutputFolder
 
 MOST_REASONS = 8  # why something of a battery is not run, each with a line
 
@@ -32,9 +32,9 @@ def run_prepared(
     Raises:
         BadInputError: If options contradict each other, or what the folder holds.
     """
-    from benchmarks.folder.output import OutputFolder
-    from benchmarks.report.render import render
-    from benchmarks.running.runner import run_campaign
+    from fedmjp.benchmarks.folder.output import OutputFolder
+    from fedmjp.benchmarks.report.render import render
+    from fedmjp.benchmarks.running.runner import run_campaign
     from fedmjp.cli.progress import TerminalProgress
     from fedmjp.errors import BadInputError
 
@@ -62,7 +62,7 @@ def run_prepared(
 
 def require_campaign(output: "OutputFolder", name: str) -> None:
     """OutputError if a folder holds another campaign."""
-    from benchmarks.folder.ledger import ABOUT, Ledger
+    from fedmjp.benchmarks.folder.ledger import ABOUT, Ledger
     from fedmjp.errors import OutputError
 
     if not (output.root / ABOUT).exists():

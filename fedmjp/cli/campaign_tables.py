@@ -13,10 +13,10 @@ from fedmjp.cli.console import tell
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from benchmarks.campaign.prepare import Prepared
-    from benchmarks.folder.ledger import Ledger
-    from benchmarks.running.estimate import Estimate
-    from benchmarks.running.status import CampaignStatus
+    from fedmjp.benchmarks.campaign.prepare import Prepared
+    from fedmjp.benchmarks.folder.ledger import Ledger
+    from fedmjp.benchmarks.running.estimate import Estimate
+    from fedmjp.benchmarks.running.status import CampaignStatus
 
 SHOWN_KINDS = 12
 
@@ -70,8 +70,8 @@ def _hindrances(prepared: "Prepared", estimate: "Estimate") -> list[str]:
 
 def print_status(ledger: "Ledger", status: "CampaignStatus", console: "Console", *, at_work: str, idle: str) -> None:
     """Progress in sum and per cell; who is ``at_work``, in words, or if that is empty, the sentence ``idle``."""
-    from benchmarks.leaderboard.listing import grouped
-    from benchmarks.report.percent import percent
+    from fedmjp.benchmarks.leaderboard.listing import grouped
+    from fedmjp.benchmarks.report.percent import percent
 
     share = percent(status.ok / status.planned if status.planned else 1.0)
     tell(console, f"{ledger.about['name']}: {status.ok} of {status.planned} trials finished ({share}), "

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import fedmjp
-from fedmjp.servers import SCOPE
+from fedmjp.modifications import SCOPE
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -41,8 +41,8 @@ def init(
     inside: Annotated[int, typer.Option(help="Of the SuperLink, on the server's loopback alone.")] = 8000,
 ) -> None:
     """Make authority, server certificate, node keys and policies; nothing secret is readable by others."""
-    from benchmarks.deployment.creating import create, state_folder
-    from benchmarks.deployment.layout import DeploymentConfig
+    from fedmjp.benchmarks.deployment.creating import create, state_folder
+    from fedmjp.benchmarks.deployment.layout import DeploymentConfig
 
     names = [name.strip() for name in sites.split(",")]
     values = {"sites": names, "host": host, "port": port, "inside": inside, "state": state_folder()}
@@ -62,8 +62,8 @@ def up(
     ] = False,
 ) -> None:
     """Start SuperLink, SuperExec and reverse proxy, kept alive, and register the sites' keys."""
-    from benchmarks.deployment.layout import Deployment
-    from benchmarks.deployment.starting import start, wait_for_end
+    from fedmjp.benchmarks.deployment.layout import Deployment
+    from fedmjp.benchmarks.deployment.starting import start, wait_for_end
 
     deployment = Deployment(folder)
     config = start(deployment)
@@ -87,8 +87,8 @@ def node(
     ] = None,
 ) -> None:
     """Run a site's SuperNode behind its upload gate, with pictures that stay here."""
-    from benchmarks.deployment.layout import SiteFolder
-    from benchmarks.deployment.node import run_node
+    from fedmjp.benchmarks.deployment.layout import SiteFolder
+    from fedmjp.benchmarks.deployment.node import run_node
 
     run_node(SiteFolder(folder), data)
 
@@ -107,8 +107,8 @@ def deal(
     seed: Annotated[int, typer.Option(help="Of the draw.", min=0)] = 0,
 ) -> None:
     """Deal a data set to the sites, for trials: `deploy node --data` and `deploy run --classes` take the folders."""
-    from benchmarks.deployment.dealing import deal_to_sites
-    from benchmarks.deployment.layout import Deployment
+    from fedmjp.benchmarks.deployment.dealing import deal_to_sites
+    from fedmjp.benchmarks.deployment.layout import Deployment
     from fedmjp.learning import PartitionConfig
 
     sites = Deployment(folder).config().sites
@@ -162,10 +162,10 @@ def run(
     fresh: Fresh = False,
 ) -> None:
     """Train over the sites, on their own pictures; goes on where it was stopped."""
-    from benchmarks.deployment.layout import Deployment
-    from benchmarks.deployment.training import at_sites, class_list, require_idle, train_at_sites
-    from benchmarks.federation.training import rounds_done
-    from benchmarks.folder.output import claim_folder
+    from fedmjp.benchmarks.deployment.layout import Deployment
+    from fedmjp.benchmarks.deployment.training import at_sites, class_list, require_idle, train_at_sites
+    from fedmjp.benchmarks.federation.training import rounds_done
+    from fedmjp.benchmarks.folder.output import claim_folder
     from fedmjp.cli.progress import FederatedProgress
     from fedmjp.data.datasets import open_dataset
     from fedmjp.extras import require
@@ -215,8 +215,8 @@ def run(
 @deploy.command(epilog=examples("fedmjp deploy down hospital"))
 def down(folder: Folder) -> None:
     """Stop what `up` started, and remove the SuperLink's database."""
-    from benchmarks.deployment.layout import Deployment
-    from benchmarks.deployment.starting import stop
+    from fedmjp.benchmarks.deployment.layout import Deployment
+    from fedmjp.benchmarks.deployment.starting import stop
 
     deployment = Deployment(folder)
     ran = stop(deployment)
@@ -231,8 +231,8 @@ def check(folder: Folder) -> None:
 
     What open Flower cannot refuse is told as open, and does not count.
     """
-    from benchmarks.deployment.checking import check as checked
-    from benchmarks.deployment.layout import Deployment
+    from fedmjp.benchmarks.deployment.checking import check as checked
+    from fedmjp.benchmarks.deployment.layout import Deployment
 
     console = wide_console()
     if not checked(Deployment(folder), lambda attempt: tell(console, attempt.line)):

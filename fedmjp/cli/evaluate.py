@@ -118,7 +118,7 @@ def evaluate(
     output: Annotated[Path, output_option("Folder for tables and figure.")] = Path("results/evaluation"),
 ) -> None:
     """Measure what trained models know, and how far shuffles and corruptions move them (MJP's Tables 1 to 4 and 10)."""
-    from benchmarks.folder.output import claim_folder
+    from fedmjp.benchmarks.folder.output import claim_folder
     from fedmjp.errors import OutputError
     from fedmjp.evaluation.consistency import Puzzles, sample
     from fedmjp.evaluation.robustness_report import Robustness
@@ -239,7 +239,7 @@ def _report(
     output: Path,
     console: "Console",
 ) -> list[str]:
-    from benchmarks.folder.output import write_text
+    from fedmjp.benchmarks.folder.output import write_text
     from fedmjp.drawings import save_plot
     from fedmjp.evaluation.figures import summarise
     from fedmjp.evaluation.sweep import sweep

@@ -18,7 +18,7 @@ DEFAULTS = {"model": {"name": "deit_small"}}
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """What follows from values where they do not say it: the warm-up, and a recipe that can be recorded."""
-    from benchmarks.federation.training import AS_SHOWN
+    from fedmjp.benchmarks.federation.training import AS_SHOWN
     from fedmjp.learning import Training
 
     rounds, local = (values.get(name, Training.model_fields[name].default) for name in ("rounds", "local_epochs"))
@@ -47,8 +47,8 @@ def read_scenario(values: dict[str, Any]) -> "Scenario":
 
 def tell_results(scenario: "Scenario", folder: "TrainingFolder", console: "Console") -> None:
     """Tell whose replies were refused, and where everything is."""
+    from fedmjp.server.refusals import RefusalFile
     from fedmjp.wire import of_round
-    from server.refusals import RefusalFile
 
     refused = RefusalFile(folder.refused).read()
     tell(console, *(f"Refused: {refusal}" for refusal in refused[:TOLD]))

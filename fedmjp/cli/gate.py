@@ -11,7 +11,7 @@ from fedmjp.cli.options import examples
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clients.gate.ledger import Entry
+    from fedmjp.clients.gate.ledger import Entry
 
 gate = typer.Typer(no_args_is_help=True, help="What a site's upload gate decided.")
 LATEST = 20
@@ -24,7 +24,7 @@ def supernode(
     ] = None,
 ) -> None:
     """Run flower-supernode behind the upload gate: what the site's policy forbids does not leave, whatever apps do."""
-    from clients.gate.site import run_supernode
+    from fedmjp.clients.gate.site import run_supernode
 
     run_supernode(policy, arguments or [])
 
@@ -32,8 +32,8 @@ def supernode(
 @gate.command(epilog=examples("PATH=$(fedmjp gate programs --policy policy.yaml):$PATH flower-superexec --help"))
 def programs(policy: Annotated[Path, typer.Option(help="The site's policy.", metavar="FILE")]) -> None:
     """Make the folder that goes first on the PATH of flower-superexec, under --isolation process, and print it."""
-    from clients.gate.policy import Policy
-    from clients.gate.site import write_programs
+    from fedmjp.clients.gate.policy import Policy
+    from fedmjp.clients.gate.site import write_programs
 
     typer.echo(write_programs(policy, Policy.read(policy)[1]))
 
@@ -45,7 +45,7 @@ def show(
     delta: Annotated[float, typer.Option(help="At which epsilon is stated.", min=0, max=1)] = 1e-5,
 ) -> None:
     """Show what left, what was defended or refused, and why; and epsilon so far."""
-    from clients.gate.ledger import GateLedger, as_json
+    from fedmjp.clients.gate.ledger import GateLedger, as_json
 
     entries = GateLedger(ledger).entries()
     if json:
@@ -57,7 +57,7 @@ def show(
 def _lines(entries: "Sequence[Entry]", delta: float) -> list[str]:
     from collections import Counter
 
-    from clients.gate.ledger import epsilon_of
+    from fedmjp.clients.gate.ledger import epsilon_of
 
     beside = [entry for entry in entries if entry.place == "app"]
     counts = Counter(str(entry.verdict) for entry in beside)

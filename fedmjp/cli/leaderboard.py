@@ -69,7 +69,7 @@ def show(
 
 
 def _write_site(folders: list[Path], site: Path, *, pictures: bool, database: str) -> None:
-    from benchmarks.report.site.build import write_site
+    from fedmjp.benchmarks.report.site.build import write_site
     from fedmjp.running import BAD_INPUT
 
     console = wide_console()
@@ -80,11 +80,11 @@ def _write_site(folders: list[Path], site: Path, *, pictures: bool, database: st
 
 
 def _show(folder: Path, formats: list[str], output: Path | None, *, pictures: bool, database: str) -> None:
-    from benchmarks.folder.output import OutputFolder, write_json
-    from benchmarks.folder.study import open_results
-    from benchmarks.report.publish import FORMATS, publish
-    from benchmarks.report.render import board_in, gallery_in
-    from benchmarks.report.tables import print_table
+    from fedmjp.benchmarks.folder.output import OutputFolder, write_json
+    from fedmjp.benchmarks.folder.study import open_results
+    from fedmjp.benchmarks.report.publish import FORMATS, publish
+    from fedmjp.benchmarks.report.render import board_in, gallery_in
+    from fedmjp.benchmarks.report.tables import print_table
     from fedmjp.errors import UnknownNameError
 
     console = wide_console()
@@ -110,7 +110,7 @@ def add(
     to: Annotated[Path, typer.Option("--to", help="The folder of results whose board it joins.")],
 ) -> None:
     """Check a third party's entry and add it to a board, marked as submitted."""
-    from benchmarks.leaderboard.admission import admit
+    from fedmjp.benchmarks.leaderboard.admission import admit
 
     console = wide_console()
     for admitted in admit(entry, to):

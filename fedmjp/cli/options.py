@@ -38,7 +38,7 @@ def known_model(name: str) -> str:
 
 def known_attack(name: str) -> str:
     """The same name; UnknownNameError if there is no such attack."""
-    from attacks import ATTACKS
+    from fedmjp.attacks import ATTACKS
 
     ATTACKS.require(name)
     return name
@@ -57,7 +57,7 @@ def known_defences(texts: Sequence[str] | None) -> Sequence[str] | None:
 
 def known_server(text: str | None) -> str | None:
     """The same text; UnknownNameError if it begins with the name of no server that changes weights."""
-    from fedmjp.servers import HONEST, SERVERS
+    from fedmjp.modifications import HONEST, SERVERS
 
     if text is not None and text != HONEST:
         SERVERS.require(text.partition(":")[0].strip())

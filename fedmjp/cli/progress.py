@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from benchmarks.running.progress import RunProgress
+from fedmjp.benchmarks.running.progress import RunProgress
 from fedmjp.cli.console import tell
 
 if TYPE_CHECKING:

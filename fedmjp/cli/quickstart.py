@@ -18,13 +18,13 @@ def quickstart(
     """Run one federated experiment on bundled pictures, attack it, score it, report it."""
     console = wide_console()
     console.print("Preparing pictures and networks.")  # what follows takes seconds to import
-    from benchmarks.campaign.prepare import ledger_of
-    from benchmarks.campaign.quickstart import quickstart as experiments_of
-    from benchmarks.folder.output import OutputFolder
-    from benchmarks.plan.planning import plan
-    from benchmarks.report.render import render
-    from benchmarks.running.engine import Engine
-    from benchmarks.uploads.source import FederatedRun, RecordedUploads
+    from fedmjp.benchmarks.campaign.prepare import ledger_of
+    from fedmjp.benchmarks.campaign.quickstart import quickstart as experiments_of
+    from fedmjp.benchmarks.folder.output import OutputFolder
+    from fedmjp.benchmarks.plan.planning import plan
+    from fedmjp.benchmarks.report.render import render
+    from fedmjp.benchmarks.running.engine import Engine
+    from fedmjp.benchmarks.uploads.source import FederatedRun, RecordedUploads
     from fedmjp.cli.progress import TerminalProgress
     from fedmjp.data.selection import select_for
 

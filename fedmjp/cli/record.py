@@ -69,15 +69,15 @@ def record(
     fresh: Fresh = False,
 ) -> None:
     """Run a federation on this machine and record every upload of single batches as it crosses the wire."""
-    from benchmarks.federation.simulation import RunFolder, simulate
-    from benchmarks.folder.output import claim_folder, write_json
     from fedmjp import provenance
+    from fedmjp.benchmarks.federation.simulation import RunFolder, simulate
+    from fedmjp.benchmarks.folder.output import claim_folder, write_json
     from fedmjp.cli.progress import TerminalProgress
     from fedmjp.data.selection import select_for
     from fedmjp.errors import OutputError
     from fedmjp.models.build import blueprint
+    from fedmjp.modifications import SCOPE
     from fedmjp.scenario import Scenario
-    from fedmjp.servers import SCOPE
 
     console = wide_console()
     require_apart(output, data)

@@ -201,7 +201,7 @@ def report_robustness(
     runs: "Sequence[Robustness]", rights: "Rights", data: str, output: Path, console: "Console"
 ) -> list[str]:
     """Write tables and figures and print them; returns the names of the files."""
-    from benchmarks.folder.output import write_text
+    from fedmjp.benchmarks.folder.output import write_text
     from fedmjp.evaluation.robustness_report import notes, sheets
     from fedmjp.evaluation.tables import markdown, print_sheets
 
@@ -214,7 +214,7 @@ def report_robustness(
 
 
 def _write(output: Path, runs: "Sequence[Robustness]", rights: "Rights") -> None:
-    from benchmarks.folder.output import write_json, write_text
+    from fedmjp.benchmarks.folder.output import write_json, write_text
     from fedmjp.evaluation.robustness_report import content, frame
     from fedmjp.texts import guard, printable
 

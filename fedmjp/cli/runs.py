@@ -169,8 +169,8 @@ def open_trained(folders: Sequence[Path], weights: Path | None, model: Sequence[
 
 def write_manifest(path: Path, kind: str, **about: Any) -> None:
     """Write what made the results beside it, with the command and everything about this process."""
-    from benchmarks.folder.output import write_json
     from fedmjp import provenance
+    from fedmjp.benchmarks.folder.output import write_json
 
     write_json(path, {"kind": kind, "command": published_command(), **about, **provenance.environment()})
 

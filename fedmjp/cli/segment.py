@@ -56,7 +56,7 @@ def train(
     fresh: Fresh = False,
 ) -> None:
     """Train UperNet on a Swin transformer; goes on where it was stopped."""
-    from benchmarks.folder.output import claim_folder
+    from fedmjp.benchmarks.folder.output import claim_folder
     from fedmjp.cli.overrides import with_checkpoint
     from fedmjp.cli.progress import LiveBars
     from fedmjp.extras import require
@@ -112,7 +112,7 @@ def evaluate(
     output: Annotated[Path, output_option("Folder for the figures.")] = Path("results/segmentation"),
 ) -> None:
     """Measure mIoU and mAcc on the validation split, beside the paper's."""
-    from benchmarks.folder.output import claim_folder
+    from fedmjp.benchmarks.folder.output import claim_folder
     from fedmjp.cli.progress import LiveBars
     from fedmjp.extras import require
 
@@ -145,7 +145,7 @@ def evaluate(
 def _write(output: Path, figures: "SegmentationFigures", names: list[str]) -> None:
     import pandas as pd
 
-    from benchmarks.folder.output import write_json, write_text
+    from fedmjp.benchmarks.folder.output import write_json, write_text
 
     means = {"mIoU": figures.mean_overlap, "mAcc": figures.mean_accuracy, "pixel_accuracy": figures.accuracy}
     write_json(output / "segmentation.json", means)

@@ -78,8 +78,8 @@ def simulate(
     fresh: Fresh = False,
 ) -> None:
     """Train over clients of a federation on this machine; goes on where it was stopped."""
-    from benchmarks.federation.resources import resources_for
-    from benchmarks.federation.training import (
+    from fedmjp.benchmarks.federation.resources import resources_for
+    from fedmjp.benchmarks.federation.training import (
         check_recordable,
         deal,
         plan_for,
@@ -87,12 +87,12 @@ def simulate(
         rounds_done,
         train_federated,
     )
-    from benchmarks.folder.output import claim_folder
+    from fedmjp.benchmarks.folder.output import claim_folder
     from fedmjp.cli.progress import FederatedProgress
     from fedmjp.data.partition_figure import draw_partition
     from fedmjp.extras import require
     from fedmjp.models.build import build
-    from fedmjp.servers import SCOPE
+    from fedmjp.modifications import SCOPE
     from fedmjp.training.run_folder import TrainingFolder, published
 
     require("training", "fedmjp simulate")

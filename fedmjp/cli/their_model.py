@@ -49,10 +49,10 @@ def refuse_options(named: Mapping[str, str]) -> None:
 
 def attack_module(options: Mapping[str, Any], console: "Console") -> None:
     """Attack what a client uploaded of the user's own module; ``options`` are those of the command."""
-    from attacks import ATTACKS
-    from attacks.base import showing_pictures
-    from benchmarks.folder.output import claim_folder
-    from benchmarks.folder.pictures import save_png
+    from fedmjp.attacks import ATTACKS
+    from fedmjp.attacks.base import showing_pictures
+    from fedmjp.benchmarks.folder.output import claim_folder
+    from fedmjp.benchmarks.folder.pictures import save_png
     from fedmjp.errors import BadInputError
     from fedmjp.facade import attack
     from fedmjp.gradient_files import read_gradients
@@ -144,8 +144,8 @@ def _upload(options: Mapping[str, Any], file: "GradientFile", adopted: "Adopted"
 
 def _inexact(attack: Any, upload: "Upload", adopted: "Adopted", threat: "ThreatModel") -> str | None:
     """Why the closed form cannot be exact for one picture; attacks that have nothing else to go by are refused."""
-    from attacks.recover import inexact_refusal
-    from attacks.token_gradients import shown_tokens
+    from fedmjp.attacks.recover import inexact_refusal
+    from fedmjp.attacks.token_gradients import shown_tokens
     from fedmjp.errors import AttackNotApplicableError
     from fedmjp.models import names
 

@@ -1,1 +1,1 @@
-"""Servers that change weights, one file each; the contract is ``fedmjp.servers.base``."""
+"""Servers that change weights, one file each; the contract is ``fedmjp.modifications.base``."""

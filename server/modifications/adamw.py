@@ -1,6 +1,7 @@
 """How a server fishes where clients take steps of AdamW: what it sends, and what their weights then show.
 
-AdamW divides each entry of a gradient by its size, unless it is below epsilon (``attacks.adamw``). So gradients of the
+AdamW divides each entry of a gradient by its size, unless it is below epsilon (``fedmjp.attacks.adamw``). So gradients
+of the
 body are made that small, by a class token so long that the last LayerNorm, which divides by its length, leaves next to
 nothing. Gradients behind the LayerNorm stay large, and AdamW moves what is there by whole steps, which must not change
 logits. So the LayerNorm's weight is larger than float32 has digits for a step, and its bias undoes what the weight
@@ -19,8 +20,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from attacks.adamw import EPSILON, SHOWN, changed_entries, gradient_behind, tensor_behind, total_move
 from fedmjp.arithmetic import computing
+from fedmjp.attacks.adamw import EPSILON, SHOWN, changed_entries, gradient_behind, tensor_behind, total_move
 from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
 from fedmjp.models.roles import roles_of

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from pydantic import Field, create_model
 from typing_extensions import override
 
-from attacks.adamw import as_gradient
+from fedmjp.attacks.adamw import as_gradient
 from fedmjp.config import Config
 from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
 from fedmjp.models.roles import roles_of
+from fedmjp.modifications.base import Modification
 from fedmjp.seeds import torch_generator
-from fedmjp.servers.base import Modification
+from fedmjp.server.modifications import adamw
+from fedmjp.server.modifications.heads import head_refusal, without_sum
 from fedmjp.threat import ThreatModel
 from fedmjp.torch_later import torch
-from server.modifications import adamw
-from server.modifications.heads import head_refusal, without_sum
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,7 +93,7 @@ class ClassFishing(Modification):
 
     @override
     def learn(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> object:
-        from attacks.labels import labels_of  # noqa: PLC0415 (it brings torch)
+        from fedmjp.attacks.labels import labels_of  # noqa: PLC0415 (it brings torch)
 
         read = adamw.labels_behind if threat.local_optimiser == "adamw" else labels_of
         return read(upload, model, threat)

@@ -10,10 +10,10 @@ from typing_extensions import override
 
 from fedmjp.models import names
 from fedmjp.seeds import torch_generator
+from fedmjp.server.modifications.class_fishing import ClassFishing
+from fedmjp.server.modifications.heads import NEEDED
 from fedmjp.threat import ThreatModel
 from fedmjp.torch_later import torch
-from server.modifications.class_fishing import ClassFishing
-from server.modifications.heads import NEEDED
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,10 +10,10 @@ from typing_extensions import override
 
 from fedmjp.models import names
 from fedmjp.models.roles import roles_of
-from fedmjp.servers.base import Modification
+from fedmjp.modifications.base import Modification
+from fedmjp.server.modifications.heads import head_refusal, without_sum
 from fedmjp.threat import ThreatModel
 from fedmjp.torch_later import torch
-from server.modifications.heads import head_refusal, without_sum
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,8 +9,8 @@ import numpy as np
 from typing_extensions import override
 
 from fedmjp.models import names
+from fedmjp.modifications.base import Modification
 from fedmjp.seeds import torch_generator
-from fedmjp.servers.base import Modification
 from fedmjp.threat import ThreatModel
 from fedmjp.torch_later import torch
 
@@ -43,7 +43,7 @@ class TokenImprint(Modification):
     dimensions, and the position embedding adds two anchors and a mark of the place. Attention is silent, so that every
     block sees these tokens. All rows of all MLPs measure the same number of a token; their biases are thresholds, in
     equal steps over all blocks. The gradients of neighbouring rows then differ by the tokens between two thresholds:
-    a token alone there is read off, with its place (``attacks.token_imprint``).
+    a token alone there is read off, with its place (``fedmjp.attacks.token_imprint``).
 
     What makes these gradients: MLPs write next to nothing into one dimension, which the last block passes to the class
     token. Its weight in the loss is the same for all tokens of a picture, and another one for every picture.

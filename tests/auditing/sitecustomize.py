@@ -16,7 +16,7 @@ def note(event: str, arguments: tuple[object, ...]) -> None:
         return
     for folder in ("evaluator", "uploads"):
         if any(str(argument).startswith(f"{RUN}/{folder}") for argument in arguments):
-            server, client = ("server.app" in sys.modules), ("clients.app" in sys.modules)
+            server, client = ("fedmjp.server.app" in sys.modules), ("fedmjp.clients.app" in sys.modules)
             role = "server" if server else "client" if client else "launcher"
             handle = os.open(NOTES, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.write(handle, f"{role} {folder} {event}\n".encode())

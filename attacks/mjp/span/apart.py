@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attacks.mjp.span.block import gelu
-from attacks.mjp.span.equations import Attended, Equations, Known, Point, Span
+from fedmjp.attacks.mjp.span.block import gelu
+from fedmjp.attacks.mjp.span.equations import Attended, Equations, Known, Point, Span
 
 DEPENDENT = 1e-10  # of the largest singular value: known tokens that differ by less are one
 

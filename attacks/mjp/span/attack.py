@@ -8,21 +8,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attacks.base import picture
-from attacks.mjp import facts as linear
-from attacks.mjp.affine import AffinePatches, of_one_upload
-from attacks.mjp.closing import close
-from attacks.mjp.prior import ClosedFacts
-from attacks.mjp.span import block
-from attacks.mjp.span.certificate import Certificate, certify, expected_error
-from attacks.mjp.span.equations import TENSORS, Equations, equations
-from attacks.mjp.span.joint import solve_jointly
-from attacks.mjp.span.naturalness import Naturalness
-from attacks.mjp.span.search import Search
-from attacks.mjp.span.tokens import stated_tokens, suffice
-from attacks.mjp.span.visible import IMPOSSIBLE
-from attacks.natural_patches import prior_refusal
-from attacks.reassembly import reassemble
+from fedmjp.attacks.base import picture
+from fedmjp.attacks.mjp import facts as linear
+from fedmjp.attacks.mjp.affine import AffinePatches, of_one_upload
+from fedmjp.attacks.mjp.closing import close
+from fedmjp.attacks.mjp.prior import ClosedFacts
+from fedmjp.attacks.mjp.span import block
+from fedmjp.attacks.mjp.span.certificate import Certificate, certify, expected_error
+from fedmjp.attacks.mjp.span.equations import TENSORS, Equations, equations
+from fedmjp.attacks.mjp.span.joint import solve_jointly
+from fedmjp.attacks.mjp.span.naturalness import Naturalness
+from fedmjp.attacks.mjp.span.search import Search
+from fedmjp.attacks.mjp.span.tokens import stated_tokens, suffice
+from fedmjp.attacks.mjp.span.visible import IMPOSSIBLE
+from fedmjp.attacks.natural_patches import prior_refusal
+from fedmjp.attacks.reassembly import reassemble
 from fedmjp.config import Config
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
@@ -50,10 +50,11 @@ class MjpSpan(ClosedFacts[VitClassifier]):
 
     The MLP's weight gradients span its inputs and its activations, and a token whose activations lie in that span is a
     true one. Taken out of the sums one after the other, most tokens are met from random points, masked ones as well,
-    and each proves itself (``attacks.first_mlp``). The linear facts (``attacks.mjp.facts``) leave each patch in an
+    and each proves itself (``fedmjp.attacks.first_mlp``). The linear facts (``fedmjp.attacks.mjp.facts``) leave each
+    patch in an
     affine space of M dimensions, M being the number of masked patches, and tell the place of every token (``tokens``).
     Then all patches are solved together (``joint``). Where most tokens are not met, the visible patches are solved from
-    the most natural picture on (``attacks.mjp.closing``), and masked ones are zeros of the same equations
+    the most natural picture on (``fedmjp.attacks.mjp.closing``), and masked ones are zeros of the same equations
     (``equations``) that many starts lead to (``search``); each proves itself without the others (``free``).
 
     What is missing then resembles what is known. Known tokens are kept apart from each other, and missing ones are
@@ -62,7 +63,8 @@ class MjpSpan(ClosedFacts[VitClassifier]):
 
     A certificate tells from the residuals whether the patches are right (``certificate``). It certifies the masked ones
     as a set (``content_certified``), never their order: the upload says nothing of it, and they are put into their
-    places by how they fit (``attacks.reassembly``). A solution that most tokens or most residuals speak for is answered
+    places by how they fit (``fedmjp.attacks.reassembly``). A solution that most tokens or most residuals speak for is
+    answered
     even without a certificate; patches that no picture has are then those of ``mjp_prior``, which is the answer
     altogether where neither do.
 

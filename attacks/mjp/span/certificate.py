@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.base import on_device
-from attacks.mjp.facts import LinearFacts
-from attacks.mjp.span.equations import Equations, Known, attended
+from fedmjp.attacks.base import on_device
+from fedmjp.attacks.mjp.facts import LinearFacts
+from fedmjp.attacks.mjp.span.equations import Equations, Known, attended
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload

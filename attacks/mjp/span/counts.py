@@ -12,7 +12,7 @@ from scipy.optimize import nnls
 from torch import Tensor
 from torch.func import jacfwd
 
-from attacks.mjp.span.equations import Equations, Known, attended
+from fedmjp.attacks.mjp.span.equations import Equations, Known, attended
 
 SAMPLE = 48  # visible patches that tell counts
 PASSES = 2  # in which counts and the weights of the residuals follow from each other

@@ -25,10 +25,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from attacks.base import on_device
-from attacks.linear_systems import NEGLIGIBLE
-from attacks.mjp.facts import LinearFacts
-from attacks.mjp.span.block import PREFIX, FirstBlock, first_block, gelu, gelu_slope
+from fedmjp.attacks.base import on_device
+from fedmjp.attacks.linear_systems import NEGLIGIBLE
+from fedmjp.attacks.mjp.facts import LinearFacts
+from fedmjp.attacks.mjp.span.block import PREFIX, FirstBlock, first_block, gelu, gelu_slope
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload

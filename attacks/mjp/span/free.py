@@ -9,8 +9,8 @@ carries its own proof, before the others are known.
 import torch
 from torch import Tensor
 
-from attacks.mjp.span.equations import LEVEL_WEIGHT, Equations
-from attacks.mjp.span.minimise import Pull, Steps, Zeros, minimise
+from fedmjp.attacks.mjp.span.equations import LEVEL_WEIGHT, Equations
+from fedmjp.attacks.mjp.span.minimise import Pull, Steps, Zeros, minimise
 
 LEASH = (0.1, 1e-3)  # weight of the distance to where the attention would have it
 STEPS = Steps(5, enough=1e-2)

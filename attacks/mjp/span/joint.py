@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from attacks.linear_systems import NEGLIGIBLE
-from attacks.mjp.closing import conjugate_gradients
-from attacks.mjp.span.equations import Equations, Known, attended
-from attacks.mjp.span.minimise import HARDER, SOFTER, Pull
+from fedmjp.attacks.linear_systems import NEGLIGIBLE
+from fedmjp.attacks.mjp.closing import conjugate_gradients
+from fedmjp.attacks.mjp.span.equations import Equations, Known, attended
+from fedmjp.attacks.mjp.span.minimise import HARDER, SOFTER, Pull
 
 TRIALS = 4
 ENOUGH = 1e-3  # the iteration ends when its merit falls by less than this share

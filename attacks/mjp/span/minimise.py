@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from attacks.linear_systems import positive_solution
-from attacks.mjp.span.equations import Attended, Equations, Point
+from fedmjp.attacks.linear_systems import positive_solution
+from fedmjp.attacks.mjp.span.equations import Attended, Equations, Point
 
 TRIALS = 3  # of larger damping before an iteration is given up
 SOFTER, HARDER = 0.2, 10.0

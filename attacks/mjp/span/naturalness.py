@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.mjp.affine import AffinePatches
-from attacks.natural_patches import natural_inputs
+from fedmjp.attacks.mjp.affine import AffinePatches
+from fedmjp.attacks.natural_patches import natural_inputs
 from fedmjp.models.classifier import VitClassifier
 
 

@@ -6,18 +6,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attacks.mjp.span.apart import Apart
-from attacks.mjp.span.counts import with_copies
-from attacks.mjp.span.equations import Attended, Equations, Known, attended
-from attacks.mjp.span.free import coefficients_of, free
-from attacks.mjp.span.joint import solve_jointly
-from attacks.mjp.span.minimise import Steps, Zeros, minimise
-from attacks.mjp.span.naturalness import Naturalness
-from attacks.mjp.span.separation import polished, separate
-from attacks.mjp.span.starts import Kind, starts
-from attacks.mjp.span.tokens import settle, suffice
-from attacks.mjp.span.unseen import Tokens
-from attacks.mjp.span.visible import SMALL, Visible, judged, known, restarted, solve_visible
+from fedmjp.attacks.mjp.span.apart import Apart
+from fedmjp.attacks.mjp.span.counts import with_copies
+from fedmjp.attacks.mjp.span.equations import Attended, Equations, Known, attended
+from fedmjp.attacks.mjp.span.free import coefficients_of, free
+from fedmjp.attacks.mjp.span.joint import solve_jointly
+from fedmjp.attacks.mjp.span.minimise import Steps, Zeros, minimise
+from fedmjp.attacks.mjp.span.naturalness import Naturalness
+from fedmjp.attacks.mjp.span.separation import polished, separate
+from fedmjp.attacks.mjp.span.starts import Kind, starts
+from fedmjp.attacks.mjp.span.tokens import settle, suffice
+from fedmjp.attacks.mjp.span.unseen import Tokens
+from fedmjp.attacks.mjp.span.visible import SMALL, Visible, judged, known, restarted, solve_visible
 
 STARTS = 48  # per round
 FAR = Steps(14, damping=1e-2)

@@ -13,15 +13,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from attacks.mjp.span.apart import Apart
-from attacks.mjp.span.counts import with_copies
-from attacks.mjp.span.equations import Attended, Equations, Known
-from attacks.mjp.span.minimise import Steps, minimise
-from attacks.mjp.span.naturalness import Naturalness
-from attacks.mjp.span.starts import Kind, starts
-from attacks.mjp.span.tangents import starts_beside
-from attacks.mjp.span.unseen import Tokens, fitted
-from attacks.mjp.span.visible import IMPOSSIBLE, Visible, known, restarted
+from fedmjp.attacks.mjp.span.apart import Apart
+from fedmjp.attacks.mjp.span.counts import with_copies
+from fedmjp.attacks.mjp.span.equations import Attended, Equations, Known
+from fedmjp.attacks.mjp.span.minimise import Steps, minimise
+from fedmjp.attacks.mjp.span.naturalness import Naturalness
+from fedmjp.attacks.mjp.span.starts import Kind, starts
+from fedmjp.attacks.mjp.span.tangents import starts_beside
+from fedmjp.attacks.mjp.span.unseen import Tokens, fitted
+from fedmjp.attacks.mjp.span.visible import IMPOSSIBLE, Visible, known, restarted
 
 STARTS, VALUES = 192, 10_000  # most starts of a round, and most unknowns of all of them
 FAR, MASKED = Steps(25, damping=1e-2), Steps(6, damping=1e-3)

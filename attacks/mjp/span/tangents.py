@@ -7,8 +7,8 @@ in which the first is small against the sum of both lead to a missing token, or 
 import torch
 from torch import Tensor
 
-from attacks.mjp.span.apart import Apart
-from attacks.mjp.span.equations import Equations
+from fedmjp.attacks.mjp.span.apart import Apart
+from fedmjp.attacks.mjp.span.equations import Equations
 
 DIRECTIONS = 6  # per patch
 NEAREST, FARTHEST = 0.01, 0.1  # root mean square that starts are away, of 1

@@ -1,7 +1,8 @@
 """Where the tokens belong that the first MLP states one by one, and with them the patches of one upload.
 
 The gradients of the first MLP single out every token behind the first attention, masked or not, without any other fact
-(``attacks.first_mlp``): each z_t + o_t, but for the scale and the shift that norm2 hides. Here z_t = s_t + Z c_t with
+(``fedmjp.attacks.first_mlp``): each z_t + o_t, but for the scale and the shift that norm2 hides. Here z_t = s_t + Z
+c_t with
 few unknowns c_t, and o_t is nearly the same for all. So what of a token lies outside of Z tells its place: one of the
 visible ones, the hole, where all masked ones are alike, or the class token's. Its coefficients follow by least squares,
 and then the attention, from all of them.
@@ -13,13 +14,13 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from attacks.base import on_device
-from attacks.first_mlp.equations import Equations as MlpEquations
-from attacks.first_mlp.search import meet
-from attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, centred
-from attacks.mjp.span.block import linear_of
-from attacks.mjp.span.equations import Attended, Equations, Known, attended
-from attacks.mjp.span.free import coefficients_of
+from fedmjp.attacks.base import on_device
+from fedmjp.attacks.first_mlp.equations import Equations as MlpEquations
+from fedmjp.attacks.first_mlp.search import meet
+from fedmjp.attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, centred
+from fedmjp.attacks.mjp.span.block import linear_of
+from fedmjp.attacks.mjp.span.equations import Attended, Equations, Known, attended
+from fedmjp.attacks.mjp.span.free import coefficients_of
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload
 

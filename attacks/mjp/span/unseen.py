@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.func import jacfwd
 
-from attacks.linear_systems import NEGLIGIBLE
-from attacks.mjp.closing import conjugate_gradients
-from attacks.mjp.span.equations import LEVEL_WEIGHT, Attended, Equations, Known, Point, attended
-from attacks.mjp.span.joint import transpose_of
-from attacks.mjp.span.minimise import HARDER, SOFTER
-from attacks.mjp.span.visible import Visible, known
+from fedmjp.attacks.linear_systems import NEGLIGIBLE
+from fedmjp.attacks.mjp.closing import conjugate_gradients
+from fedmjp.attacks.mjp.span.equations import LEVEL_WEIGHT, Attended, Equations, Known, Point, attended
+from fedmjp.attacks.mjp.span.joint import transpose_of
+from fedmjp.attacks.mjp.span.minimise import HARDER, SOFTER
+from fedmjp.attacks.mjp.span.visible import Visible, known
 
 TRIALS, DAMPING = 4, 1e-3
 ENOUGH = 0.01  # the iteration ends when the cost falls by less than this share

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.mjp.span.equations import Attended, Equations, Known, attended
-from attacks.mjp.span.joint import solve_jointly
-from attacks.mjp.span.minimise import Pull, Steps, minimise
-from attacks.mjp.span.naturalness import Naturalness
+from fedmjp.attacks.mjp.span.equations import Attended, Equations, Known, attended
+from fedmjp.attacks.mjp.span.joint import solve_jointly
+from fedmjp.attacks.mjp.span.minimise import Pull, Steps, minimise
+from fedmjp.attacks.mjp.span.naturalness import Naturalness
 
 PULLS = (1e-3, 1e-5, 0.0)  # weight of the prior, let go step by step
 STEPS = 4  # of the joint iteration at each of them

@@ -16,18 +16,18 @@ import pyarrow as pa
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from benchmarks.folder.study import TRIALS
-from benchmarks.leaderboard.entries import EXACT
-from benchmarks.leaderboard.headline import pictures
-from benchmarks.report import numbers
-from benchmarks.report.advice import USUAL_RATIO
-from benchmarks.report.page import anchor
-from benchmarks.report.site import results
-from benchmarks.report.site.catalogue import Method, methods
-from benchmarks.report.site.files import copy_picture, copy_text
-from benchmarks.report.site.folders import MARK, file_in, find_studies
-from benchmarks.report.site.readme import README
-from benchmarks.report.site.studies import Study, read_and_publish
+from fedmjp.benchmarks.folder.study import TRIALS
+from fedmjp.benchmarks.leaderboard.entries import EXACT
+from fedmjp.benchmarks.leaderboard.headline import pictures
+from fedmjp.benchmarks.report import numbers
+from fedmjp.benchmarks.report.advice import USUAL_RATIO
+from fedmjp.benchmarks.report.page import anchor
+from fedmjp.benchmarks.report.site import results
+from fedmjp.benchmarks.report.site.catalogue import Method, methods
+from fedmjp.benchmarks.report.site.files import copy_picture, copy_text
+from fedmjp.benchmarks.report.site.folders import MARK, file_in, find_studies
+from fedmjp.benchmarks.report.site.readme import README
+from fedmjp.benchmarks.report.site.studies import Study, read_and_publish
 from fedmjp.errors import FedmjpError, OutputError
 
 # What a damaged or foreign folder makes of the functions that read it.

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from attacks import ATTACKS
-from benchmarks.leaderboard.entries import Entry
-from benchmarks.leaderboard.listing import listed
-from benchmarks.report.legend import VERDICTS
-from benchmarks.report.site.folders import unique
-from benchmarks.report.site.results import Answer, by_defence
-from benchmarks.report.site.studies import Study
+from fedmjp.attacks import ATTACKS
+from fedmjp.benchmarks.leaderboard.entries import Entry
+from fedmjp.benchmarks.leaderboard.listing import listed
+from fedmjp.benchmarks.report.legend import VERDICTS
+from fedmjp.benchmarks.report.site.folders import unique
+from fedmjp.benchmarks.report.site.results import Answer, by_defence
+from fedmjp.benchmarks.report.site.studies import Study
 from fedmjp.config import Config
 from fedmjp.defences import DEFENCES
 from fedmjp.defences.base import FULL_BITS, Defence, Scope, Stage

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from benchmarks.report.site.folders import unique
+from fedmjp.benchmarks.report.site.folders import unique
 
 TEXTS = (".csv", ".json", ".txt")
 PICTURES = (".gif", ".jpeg", ".jpg", ".png", ".svg", ".webp")

@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from benchmarks.leaderboard.entries import Board, Entry
-from benchmarks.leaderboard.headline import headline
-from benchmarks.leaderboard.listing import grouped
-from benchmarks.report import numbers
-from benchmarks.report.advice import USUAL_RATIO
-from benchmarks.report.findings import deployed
-from benchmarks.report.matrix import MatrixCell, matrix, server_name
+from fedmjp.benchmarks.leaderboard.entries import Board, Entry
+from fedmjp.benchmarks.leaderboard.headline import headline
+from fedmjp.benchmarks.leaderboard.listing import grouped
+from fedmjp.benchmarks.report import numbers
+from fedmjp.benchmarks.report.advice import USUAL_RATIO
+from fedmjp.benchmarks.report.findings import deployed
+from fedmjp.benchmarks.report.matrix import MatrixCell, matrix, server_name
 from fedmjp.settings import Picture
 
 

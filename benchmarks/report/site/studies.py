@@ -9,16 +9,16 @@ from typing import Any
 
 from pyarrow import parquet
 
-from benchmarks.folder.output import OutputFolder, write_json
-from benchmarks.folder.study import TRIALS, holds_plan, holds_study, open_results
-from benchmarks.leaderboard.entries import Board, Entry
-from benchmarks.report.front import sentence
-from benchmarks.report.matrix import matrix
-from benchmarks.report.page import Gallery
-from benchmarks.report.publish import publish
-from benchmarks.report.render import board_in, gallery_in
-from benchmarks.report.site.readme import Readme
-from benchmarks.report.site.results import Answer, by_defence
+from fedmjp.benchmarks.folder.output import OutputFolder, write_json
+from fedmjp.benchmarks.folder.study import TRIALS, holds_plan, holds_study, open_results
+from fedmjp.benchmarks.leaderboard.entries import Board, Entry
+from fedmjp.benchmarks.report.front import sentence
+from fedmjp.benchmarks.report.matrix import matrix
+from fedmjp.benchmarks.report.page import Gallery
+from fedmjp.benchmarks.report.publish import publish
+from fedmjp.benchmarks.report.render import board_in, gallery_in
+from fedmjp.benchmarks.report.site.readme import Readme
+from fedmjp.benchmarks.report.site.results import Answer, by_defence
 from fedmjp.errors import OutputError
 
 MANIFEST = "manifest.json"

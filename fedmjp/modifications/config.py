@@ -4,9 +4,9 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
+from fedmjp.modifications import HONEST, SERVERS
+from fedmjp.modifications.base import Modification
 from fedmjp.named import NamedConfig
-from fedmjp.servers import HONEST, SERVERS
-from fedmjp.servers.base import Modification
 
 
 class ServerConfig(NamedConfig[Modification]):

@@ -1,4 +1,4 @@
-"""Servers that change weights: what all parties know of them; the servers themselves are in ``server.modifications``.
+"""Servers that change weights: the contract and the names; the servers are in ``fedmjp.server.modifications``.
 
 They are for measuring one's own deployment. Other packages add theirs through the entry-point group
 ``fedmjp.servers``: the name, and ``module:class``.
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from fedmjp.registry import Registry
 
 if TYPE_CHECKING:
-    from fedmjp.servers.base import Modification
+    from fedmjp.modifications.base import Modification
 
 SERVERS: "Registry[type[Modification]]" = Registry(
     "server",
     {
-        "class_fishing": "server.modifications.class_fishing:ClassFishing",
-        "feature_fishing": "server.modifications.feature_fishing:FeatureFishing",
-        "suppression": "server.modifications.suppression:Suppression",
-        "token_imprint": "server.modifications.token_imprint:TokenImprint",
+        "class_fishing": "fedmjp.server.modifications.class_fishing:ClassFishing",
+        "feature_fishing": "fedmjp.server.modifications.feature_fishing:FeatureFishing",
+        "suppression": "fedmjp.server.modifications.suppression:Suppression",
+        "token_imprint": "fedmjp.server.modifications.token_imprint:TokenImprint",
     },
     entry_points="fedmjp.servers",
 )
