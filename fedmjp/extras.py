@@ -7,7 +7,6 @@ from fedmjp.errors import MissingExtraError
 # What each extra of pyproject.toml brings, by the name under which it is imported.
 EXTRAS = {
     "datasets": ("datasets",),
-    "deploy": ("supervisor",),
     "postgresql": ("psycopg",),
     "segmentation": ("transformers",),
     "study": ("umap",),  # and scikit-learn, which it needs itself
