@@ -173,11 +173,11 @@ def test_what_was_found_is_answered_and_nothing_is_told_as_such(
 ) -> None:
     upload = upload_of(model, batch)
     attack = FirstMlpPositions({"rounds": 1, "starts": 8, "steps": 0})
-    made = attack.reconstruct([upload], model, ThreatModel(), generator=generator)[0]
+    made = attack.run([upload], model, ThreatModel(), generator=generator)[0]
     assert 0 < made.diagnostics["tokens_met"] < 17
     assert made.images.shape == (1, 3, 64, 64)
     with pytest.raises(AttackFailedError, match="no token was met in 1e-06 seconds"):
-        FirstMlp({"seconds": 1e-6}).reconstruct([upload], model, ThreatModel(), generator=generator)
+        FirstMlp({"seconds": 1e-6}).run([upload], model, ThreatModel(), generator=generator)
 
 
 def test_the_joint_searchs_derivatives_are_those_of_its_cost(
@@ -215,7 +215,7 @@ def test_pictures_come_without_the_embeddings_that_are_withheld(
     sent = {key: upload.tensors[key] for key in ATTACKS.get(name)().tensors(model)}
     attack = ATTACKS.get(name)()
     assert attack.adapted(threat.pipeline, model, threat)
-    made = attack.reconstruct([Upload(sent, "gradient", 1, 1, 0, "weights")], model, threat, generator=generator)[0]
+    made = attack.run([Upload(sent, "gradient", 1, 1, 0, "weights")], model, threat, generator=generator)[0]
     assert made.diagnostics["tokens_certified"] == 1
     # 192 dimensions show a quarter of a patch's 768 values; only the patch embedding's gradient shows all.
     assert metric("psnr").function(made.images, batch.clean).item() > (60 if name == "first_mlp_patches" else 20)
@@ -227,7 +227,7 @@ def test_an_upload_of_another_picture_is_not_certified(
     one, other = upload_of(model, batch), upload_of(model, batch_of(pictures, Picture.CLEAN, 1))
     last = "backbone.blocks.11."
     mixed = {name: (other if name.startswith(last) else one).tensors[name] for name in one.tensors}
-    made = FirstMlpPatches({"steps": 0}).reconstruct(
+    made = FirstMlpPatches({"steps": 0}).run(
         [Upload(mixed, "gradient", 1, 1, 0, "weights")], model, ThreatModel(), generator=generator
     )[0]
     assert made.diagnostics["tokens_certified"] == 0

@@ -68,7 +68,7 @@ class Case:
     def made(self, upload: Upload | None = None, **options: int) -> Reconstruction:
         generator = torch.Generator().manual_seed(0)
         attack, uploads = GaussNewton(options), [upload or self.upload]
-        return attack.reconstruct(uploads, self.model, self.threat, generator=generator)[0]
+        return attack.run(uploads, self.model, self.threat, generator=generator)[0]
 
     def problem(self) -> tuple[OpenSpace, Residuals]:
         facts = linear_facts(self.upload, self.model)
@@ -109,7 +109,7 @@ def test_a_single_upload_of_mjp_is_solved_and_certified(masked: Case) -> None:
     made = masked.made()
     assert masked.psnr(made) >= EXACT
     assert made.diagnostics["content_certified"] == 1
-    prior = MjpPrior().reconstruct([masked.upload], masked.model, masked.threat, generator=torch.Generator())[0]
+    prior = MjpPrior().run([masked.upload], masked.model, masked.threat, generator=torch.Generator())[0]
     assert masked.psnr(prior) < EXACT - 5, "the linear facts alone are not enough"
 
 
@@ -229,7 +229,7 @@ def test_gradients_of_smoothed_labels_are_those_of_the_picture() -> None:
         scenario = Scenario.parse({"model": TINY, "label_smoothing": smoothing})
         model, pictures = build_vit(scenario.network), select_for(scenario)
         upload = scenario.exchange([pictures.load(pictures.entries[0])], model=model).upload
-        (made,) = GaussNewton().reconstruct([upload], model, scenario.threat, generator=torch.Generator())
+        (made,) = GaussNewton().run([upload], model, scenario.threat, generator=torch.Generator())
         residuals.append(made.diagnostics["residual"])
     assert residuals[1] < 3 * residuals[0]
 

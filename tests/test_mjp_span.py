@@ -180,7 +180,7 @@ def test_a_certificate_says_nothing_of_the_order(usual: Case) -> None:
 def test_where_nothing_is_masked_there_is_no_certificate(pictures: Selection, threat: ThreatModel) -> None:
     model, batch = small_model(defence="mjp"), batch_of(pictures, Picture.CLEAN)
     batch = replace(batch, mask=torch.zeros_like(batch.mask))
-    made = MjpSpan().reconstruct([upload_of(model, batch)], model, threat, generator=torch.Generator())[0]
+    made = MjpSpan().run([upload_of(model, batch)], model, threat, generator=torch.Generator())[0]
     assert made.diagnostics.keys() == {"masked_patches", "expected_error", "seconds"}
     assert made.diagnostics["masked_patches"] == 0
     assert (made.images - batch.clean).abs().max() < made.diagnostics["expected_error"] * 10 < 0.1
@@ -254,7 +254,7 @@ def test_nine_of_ten_patches_masked_in_one_upload_hide_nothing_but_their_order(
 ) -> None:
     model, batch = small_model(defence="mjp"), batch_of(pictures, Picture.CLEAN, mask_ratio=0.9)
     upload = upload_of(model, batch)
-    made = MjpSpan().reconstruct([upload], model, threat, generator=torch.Generator().manual_seed(0))[0]
+    made = MjpSpan().run([upload], model, threat, generator=torch.Generator().manual_seed(0))[0]
     assert isinstance(made, Reconstruction)
     assert made.diagnostics["content_certified"] == 1
     recovered, true = (to_patches(images.double(), model.patch_size)[0] for images in (made.images, batch.clean))
@@ -274,17 +274,17 @@ def test_a_picture_is_solved_exactly_and_certified(usual: Case) -> None:
 
 
 def test_double_precision_hides_nothing(exact: Case, usual: Case, threat: ThreatModel) -> None:
-    made = MjpSpan({"seconds": 60}).reconstruct(
+    made = MjpSpan({"seconds": 60}).run(
         [exact.upload], usual.model, threat, generator=torch.Generator().manual_seed(0)
     )[0]
     assert made.diagnostics["content_certified"] == 1
 
 
 def test_without_time_the_answer_is_that_of_mjp_prior(usual: Case, threat: ThreatModel) -> None:
-    made = MjpSpan({"seconds": 1e-3}).reconstruct(
+    made = MjpSpan({"seconds": 1e-3}).run(
         [usual.upload], usual.model, threat, generator=torch.Generator().manual_seed(0)
     )[0]
-    prior = ATTACKS.get("mjp_prior")().reconstruct(
+    prior = ATTACKS.get("mjp_prior")().run(
         [usual.upload], usual.model, threat, generator=torch.Generator().manual_seed(0)
     )[0]
     assert made.diagnostics["content_certified"] == 0
@@ -301,7 +301,7 @@ def test_a_search_that_is_far_from_its_end_holds_its_limit(
     model, batch = small_model(defence="mjp"), batch_of(pictures, Picture.CLEAN, mask_ratio=0.9)
     upload, began = upload_of(model, batch), time.thread_time()
     attack = MjpSpan({"seconds": limit})
-    made = attack.reconstruct([upload], model, threat, generator=torch.Generator().manual_seed(0))[0]
+    made = attack.run([upload], model, threat, generator=torch.Generator().manual_seed(0))[0]
     assert made.diagnostics["seconds"] <= time.thread_time() - began < limit + 1.2
 
 
@@ -320,7 +320,7 @@ def test_conformance(check: Callable[[Trial], None]) -> None:
 )
 def test_what_it_cannot_read_is_refused(threat: ThreatModel, reason: str) -> None:
     with pytest.raises(AttackNotApplicableError, match=reason):
-        MjpSpan().reconstruct([], small_model(defence="mjp"), threat, generator=torch.Generator())
+        MjpSpan().run([], small_model(defence="mjp"), threat, generator=torch.Generator())
 
 
 def test_another_first_block_is_refused(threat: ThreatModel) -> None:

@@ -93,7 +93,7 @@ def test_entries_at_all_depths_give_more_than_those_of_the_embeddings(model: Vit
     found = []
     for attack in (PatchEmbeddingDegraded(), NetworkDegraded({"seconds": 12})):
         generator = torch.Generator().manual_seed(0)
-        (made,) = attack.reconstruct([exchange.upload], model, scenario.threat, generator=generator)
+        (made,) = attack.run([exchange.upload], model, scenario.threat, generator=generator)
         found.append(float(metric("psnr").function(made.images, exchange.private.clean)))
     assert found[1] > found[0] + 1
     assert made.diagnostics["residual"] < 1.5
@@ -144,7 +144,7 @@ def test_several_uploads_of_a_picture_are_averaged_and_those_of_another_are_left
     averaged = []
     for upload in (replace(mixed, others=()), mixed):
         generator = torch.Generator().manual_seed(0)
-        (made,) = NetworkDegraded().reconstruct([upload], model, scenario.threat, generator=generator)
+        (made,) = NetworkDegraded().run([upload], model, scenario.threat, generator=generator)
         averaged.append(made.diagnostics["uploads_averaged"])
     assert averaged == [1, 4]
     assert compared[1] / compared[0] == pytest.approx(4, rel=0.01)
@@ -425,7 +425,7 @@ def test_no_candidate_is_scaled_by_less_than_nothing(model: VitClassifier) -> No
 def test_an_upload_that_nothing_degraded_is_solved_exactly(model: VitClassifier) -> None:
     scenario, exchange = exchanged("none", model)
     exact, made = (
-        attack.reconstruct([exchange.upload], model, scenario.threat, generator=torch.Generator())[0]
+        attack.run([exchange.upload], model, scenario.threat, generator=torch.Generator())[0]
         for attack in (PatchEmbeddingDegraded(), NetworkDegraded())
     )
     torch.testing.assert_close(made.images, exact.images)
@@ -434,7 +434,7 @@ def test_an_upload_that_nothing_degraded_is_solved_exactly(model: VitClassifier)
 def test_a_search_that_does_not_arrive_answers_with_the_picture_that_it_began_with(model: VitClassifier) -> None:
     scenario, exchange = exchanged("prune:kept=0.1", model)
     (began,), (made,) = (
-        attack.reconstruct([exchange.upload], model, scenario.threat, generator=torch.Generator().manual_seed(0))
+        attack.run([exchange.upload], model, scenario.threat, generator=torch.Generator().manual_seed(0))
         for attack in (PatchEmbeddingDegraded(), NetworkDegraded({"steps": 1}))
     )
     assert made.diagnostics["residual"] > 1.5
@@ -900,7 +900,7 @@ def test_an_upload_of_zeros_is_refused(model: VitClassifier) -> None:
     zeros = {name: torch.zeros_like(tensor) for name, tensor in exchange.upload.tensors.items()}
     upload = Upload(zeros, exchange.upload.kind, 1, 1, 0, exchange.upload.weights)
     with pytest.raises(AttackNotApplicableError, match="zero for every patch"):
-        NetworkDegraded().reconstruct([upload], model, scenario.threat, generator=torch.Generator())
+        NetworkDegraded().run([upload], model, scenario.threat, generator=torch.Generator())
 
 
 def test_a_search_begins_no_second_step_after_its_time() -> None:

@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
-from fedmjp.attacks.base import picture
+from fedmjp.attacks.base import Attack, picture
 from fedmjp.attacks.first_block import block
 from fedmjp.attacks.first_block.block import FC1_WEIGHT, FC2_WEIGHT
 from fedmjp.attacks.first_block.certificate import CERTAIN, NetworkPass, body_tensors, passed
@@ -21,7 +22,6 @@ from fedmjp.attacks.first_block.starts import NaturalStarts
 from fedmjp.attacks.first_block.tokens import PartialTokens, centred, class_token, entering
 from fedmjp.attacks.labels import labels_of, mean_gradient
 from fedmjp.attacks.natural_patches import prior_refusal
-from fedmjp.attacks.one_by_one import OneByOne
 from fedmjp.attacks.token_gradients import positions_refusal
 from fedmjp.config import Config
 from fedmjp.errors import AttackFailedError
@@ -46,7 +46,7 @@ class FirstMlpOptions(Config):
     steps: int = Field(15, ge=0, description="of the joint search at most, where one pays; 0 for none")
 
 
-class FirstMlp(OneByOne[VitClassifier]):
+class FirstMlp(Attack[VitClassifier]):
     """Read tokens off the first block, whatever was done to the embeddings' gradients.
 
     The gradients of the first MLP single out every token behind the first attention (``equations``), as a set, by
@@ -93,7 +93,8 @@ class FirstMlp(OneByOne[VitClassifier]):
         return block.refusal(model) or _rank_refusal(model) or prior_refusal(model)
 
     @torch.no_grad()
-    def _one(
+    @override
+    def reconstruct(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
         began = time.thread_time()

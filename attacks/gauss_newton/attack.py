@@ -7,6 +7,7 @@ from itertools import chain, islice, repeat
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp.attacks.base import picture
 from fedmjp.attacks.gauss_newton.certificate import ENOUGH, Certificate, certify
@@ -75,7 +76,6 @@ class GaussNewton(ClosedFacts[VitClassifier]):
     exploits = "the gradients of all depths determine what the linear facts leave open"
     options_type = GaussNewtonOptions
     optimises = True
-    needs_network = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """Gradients of the embeddings, and of the linear layers of four blocks and the head."""
@@ -98,7 +98,8 @@ class GaussNewton(ClosedFacts[VitClassifier]):
         del threat
         return MJP if model.defended and self._too_many(model.grid**4) is None else frozenset()
 
-    def _one(
+    @override
+    def reconstruct(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
         facts = linear.linear_facts(upload, model, threat)

@@ -7,8 +7,9 @@ from functools import partial
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
-from fedmjp.attacks.base import picture
+from fedmjp.attacks.base import Attack, picture
 from fedmjp.attacks.first_block.certificate import EMBEDDINGS
 from fedmjp.attacks.first_block.places import TokenEmbedding
 from fedmjp.attacks.gauss_newton.factors import FactoredModel
@@ -20,7 +21,6 @@ from fedmjp.attacks.labels import labels_of, mean_gradient
 from fedmjp.attacks.linear_systems import NEGLIGIBLE
 from fedmjp.attacks.mjp.affine import AffinePatches
 from fedmjp.attacks.natural_patches import prior_refusal
-from fedmjp.attacks.one_by_one import OneByOne
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
@@ -43,7 +43,7 @@ class BodyNewtonOptions(Config):
     most_unknowns: int = Field(3200, ge=1, description="unknowns at most; memory and time of a Jacobian grow with them")
 
 
-class BodyNewton(OneByOne[VitClassifier]):
+class BodyNewton(Attack[VitClassifier]):
     """Search for the picture whose gradients at all depths are those uploaded, whatever was withheld of embeddings.
 
     ``first_mlp`` solves each token by itself, which rounding and noise prevent. Here all pixels are searched at once,
@@ -95,7 +95,8 @@ class BodyNewton(OneByOne[VitClassifier]):
         del model, threat
         return frozenset({"noisy", "rounded"})
 
-    def _one(
+    @override
+    def reconstruct(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
         entrance = TokenEmbedding.of(model)

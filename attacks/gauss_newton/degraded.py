@@ -9,8 +9,9 @@ from functools import partial
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
-from fedmjp.attacks.base import picture
+from fedmjp.attacks.base import Attack, picture
 from fedmjp.attacks.entries import COARSE, unread
 from fedmjp.attacks.first_block.places import TokenEmbedding
 from fedmjp.attacks.gauss_newton.body import shown_directions
@@ -28,7 +29,6 @@ from fedmjp.attacks.gauss_newton.space import OpenSpace, Prior
 from fedmjp.attacks.gauss_newton.whole import FullSearch
 from fedmjp.attacks.joint_posterior import PicturePrior
 from fedmjp.attacks.labels import labels_of
-from fedmjp.attacks.one_by_one import OneByOne
 from fedmjp.attacks.patch_embedding_degraded import PatchEmbeddingDegraded, different, further, is_clean
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
@@ -87,7 +87,7 @@ class NetworkDegradedOptions(Config):
     )
 
 
-class NetworkDegraded(OneByOne[VitClassifier]):
+class NetworkDegraded(Attack[VitClassifier]):
     """Search for the picture whose gradients have the entries that defences left.
 
     A picture has far fewer values than a gradient has entries, so that a hundredth of these determines all that tokens
@@ -166,11 +166,12 @@ class NetworkDegraded(OneByOne[VitClassifier]):
             return frozenset()
         return COARSE | NOISE if "signs" in threat.marks else COARSE | NOISE | SCALED
 
-    def _one(
+    @override
+    def reconstruct(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
         began = time.thread_time()
-        (seen,) = PatchEmbeddingDegraded().reconstruct([upload], model, threat, generator=generator)
+        (seen,) = PatchEmbeddingDegraded().run([upload], model, threat, generator=generator)
         if is_clean(upload, threat):
             return seen
         entrance, prior = TokenEmbedding.of(model), Prior.of(model)

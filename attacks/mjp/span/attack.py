@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp.attacks.base import picture
 from fedmjp.attacks.first_block import block
@@ -85,7 +86,6 @@ class MjpSpan(ClosedFacts[VitClassifier]):
     exploits = "the first MLP's gradients span its activations, and GELU tells true tokens from their mixtures"
     options_type = SpanOptions
     optimises = True
-    needs_network = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """What the linear facts need, and of a defended model the first block's MLP and attention output."""
@@ -99,7 +99,8 @@ class MjpSpan(ClosedFacts[VitClassifier]):
             return "the model has an index embedding, whose gradient shows all tokens: patch_embedding is enough"
         return linear.refusal(model, threat) or _rank_refusal(model) or block.refusal(model) or prior_refusal(model)
 
-    def _one(
+    @override
+    def reconstruct(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
         began = time.thread_time()
