@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 # In what Python, torch, CUDA, Ray and the system say of it.
 SIGNS_OF_MEMORY = ("memoryerror", "out of memory", "outofmemory", "allocate memory", "not enough memory")
@@ -27,6 +28,16 @@ def out_of_memory(error: BaseException | str) -> bool:
     """Whether an error, or what a log says of one, is that no memory was left."""
     said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     return isinstance(error, MemoryError) or any(sign in said.lower() for sign in SIGNS_OF_MEMORY)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The reason why one of many pieces of work gave no result, returned in its place so that the others go on."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class FedmjpError(Exception):

@@ -35,11 +35,12 @@ from torch.func import jacfwd
 
 from fedmjp import provenance
 from fedmjp.attacks.base import on_device
+from fedmjp.attacks.first_block.block import Linear, Norm, gelu, linear_of, norm_of
+from fedmjp.attacks.first_block.equations import Span
 from fedmjp.attacks.mjp.facts import linear_facts
 from fedmjp.attacks.mjp.prior import MjpPrior
 from fedmjp.attacks.mjp.span.attack import MjpSpan
-from fedmjp.attacks.mjp.span.block import Linear, Norm, gelu, linear_of, norm_of
-from fedmjp.attacks.mjp.span.equations import LEVEL_WEIGHT, Equations, Span, equations
+from fedmjp.attacks.mjp.span.equations import LEVEL_WEIGHT, PatchEquations, equations
 from fedmjp.benchmarks.leaderboard.entries import EXACT
 from fedmjp.benchmarks.leaderboard.statistics import share
 from fedmjp.benchmarks.scripts import keep_table, select_unseen
@@ -107,7 +108,7 @@ def certificates(
 def attacked(exchange: Exchange, network: VitClassifier, *, seconds_allowed: float) -> dict[str, Any]:
     """What the attack says of one upload, and the truth: ``worst_patch`` and PSNR in dB, of ``mjp_prior`` as well."""
     made, prior = (
-        attack.reconstruct([exchange.upload], network, ThreatModel(), generator=torch_generator(0, "mjp_span"))[0]
+        attack.run([exchange.upload], network, ThreatModel(), generator=torch_generator(0, "mjp_span"))[0]
         for attack in (MjpSpan({"seconds": seconds_allowed}), MjpPrior())
     )
     psnr, diagnostics = metric("psnr").function, made.diagnostics
@@ -221,7 +222,7 @@ def patch_bounds(upload: Upload, batch: PrivateBatch, model: VitClassifier) -> t
     return first, both
 
 
-def _information(setup: Equations, second: SecondBlock, offset: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+def _information(setup: PatchEquations, second: SecondBlock, offset: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     """F (unknowns, unknowns) of the first block's equations and of the second's; z + o is ``offset`` + Z c."""
 
     def seen(coefficients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -242,7 +243,7 @@ def _information(setup: Equations, second: SecondBlock, offset: Tensor, truth: T
     return parts[0] + parts[1] + level, parts[2]
 
 
-def _psnr(information: Tensor, setup: Equations, model: VitClassifier) -> float:
+def _psnr(information: Tensor, setup: PatchEquations, model: VitClassifier) -> float:
     """Of the smallest mean squared error per pixel of a patch."""
     error = torch.linalg.eigvalsh(information).clamp(min=torch.finfo(torch.float64).tiny).reciprocal().sum()
     return float(-10 * torch.log10(error / setup.values * model.std.max().double() ** 2))
