@@ -19,10 +19,9 @@ from fedmjp.errors import BadInputError, ConfigError, suggestion
 from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.build import architecture, blueprint
-from fedmjp.modifications.config import Server
 from fedmjp.scenario import SHUFFLED_ALONE, Scenario, of_single_batches
 from fedmjp.settings import Setting
-from fedmjp.threat import ThreatModel
+from fedmjp.threat import Server, ThreatModel
 from fedmjp.zoo import PREFIX, zoo_model
 
 

@@ -83,7 +83,7 @@ def _cell(experiment: Experiment, tried: AttackConfig, setting: Setting) -> Cell
 
 def _refusal(experiment: Experiment, tried: AttackConfig, uploads: str) -> str | None:
     model, scenario = blueprint(experiment.arm), experiment.scenario
-    server = scenario.server and scenario.server.made().refusal(model, scenario)
+    server = scenario.server and scenario.server.made().refusal(model, scenario.threat, trains=False)
     if scenario.server and tried.made().role == "bound":
         server = server or "is a bound of what honest servers see"
     refusal = server or tried.refusal(model, experiment.threat)

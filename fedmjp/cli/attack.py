@@ -168,7 +168,7 @@ def attack(
     from fedmjp.benchmarks.running.engine import Engine
     from fedmjp.benchmarks.uploads.rounds import open_records
     from fedmjp.cli.progress import TerminalProgress
-    from fedmjp.modifications import SCOPE
+    from fedmjp.threat import SCOPE
 
     console = wide_console()
     flags = {option.name: option.opts[0] for option in context.command.params}
