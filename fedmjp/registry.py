@@ -1,7 +1,7 @@
 """Names to objects, loaded when asked for: listing attacks must not import them all."""
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from importlib.metadata import entry_points
@@ -16,13 +16,22 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """Names of a ``kind``, each pointing to ``"module:attribute"``: our own, and those that other packages add.
 
-    A module is imported at the first ``get``; ``entry_points`` is the group through which packages add names.
+    Args:
+        kind: What the names are of, for error messages.
+        targets: Our own, or a function that finds them when the first name is asked for.
+        entry_points: The group through which packages add names. A module is imported at the first ``get``.
     """
 
-    def __init__(self, kind: str, targets: Mapping[str, str], *, entry_points: str) -> None:
+    def __init__(
+        self, kind: str, targets: Mapping[str, str] | Callable[[], Mapping[str, str]], *, entry_points: str
+    ) -> None:
         self.kind = kind
-        self._own = dict(targets)
+        self._find_own = targets if callable(targets) else lambda: targets
         self._group = entry_points
+
+    @cached_property
+    def _own(self) -> dict[str, str]:
+        return dict(self._find_own())
 
     @cached_property
     def _targets(self) -> dict[str, str]:

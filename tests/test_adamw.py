@@ -236,7 +236,7 @@ def test_a_bound_is_of_gradients_alone() -> None:
     model, made = build_vit(scenario.network), scenario.exchange(pictures_of(scenario)[:1])
     attack = ATTACKS.get("oracle_patch_embedding")()
     with pytest.raises(AttackNotApplicableError, match="not beside a step of AdamW"):
-        attack.reconstruct([made.upload], model, scenario.threat, generator=torch.Generator())
+        attack.run([made.upload], model, scenario.threat, generator=torch.Generator())
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def _ours(name: str, model: VitClassifier) -> Run:
         generator = torch.Generator().manual_seed(SEED)
         return [
             reconstruction.images[0]
-            for reconstruction in attack.reconstruct(uploads, model, ThreatModel(), generator=generator)
+            for reconstruction in attack.run(uploads, model, ThreatModel(), generator=generator)
         ]
 
     return run

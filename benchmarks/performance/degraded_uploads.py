@@ -99,7 +99,7 @@ def _degraded(clean: Sequence[Upload], name: str) -> list[Upload]:
 def _psnr(attack: str, uploads: list[Upload], model: VitClassifier, private: Tensor) -> dict[str, float | None] | str:
     generator = torch.Generator().manual_seed(SEED)
     try:
-        made = showing_pictures(ATTACKS.get(attack)()).reconstruct(uploads, model, SCENARIO.threat, generator=generator)
+        made = showing_pictures(ATTACKS.get(attack)()).run(uploads, model, SCENARIO.threat, generator=generator)
     except AttackNotApplicableError as error:
         return str(error)
     values = metric("psnr").function(torch.cat([reconstruction.images for reconstruction in made]), private)

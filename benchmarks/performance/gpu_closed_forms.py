@@ -157,7 +157,7 @@ class _Run:
 
     def _solved(self, uploads: Sequence[Upload]) -> Tensor:
         generator = torch.Generator().manual_seed(0)
-        made = self._attack.reconstruct(uploads, self._model, self._scenario.threat, generator=generator)
+        made = self._attack.run(uploads, self._model, self._scenario.threat, generator=generator)
         return torch.cat([reconstruction.images for reconstruction in made])
 
     def _scored(self, private: Sequence[PrivateBatch], made: Tensor) -> Tensor:

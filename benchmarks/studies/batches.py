@@ -140,7 +140,7 @@ def _attacked(made: Sequence[Exchange], network: VitClassifier, scenario: Scenar
     for place in range(len(made) - BATCHES, len(made) - BATCHES + ATTACKED):
         others = tuple(exchange.upload for index, exchange in enumerate(made) if index != place)
         began = time.thread_time()
-        (reconstruction,) = MjpIntersection().reconstruct(
+        (reconstruction,) = MjpIntersection().run(
             [replace(made[place].upload, others=others)],
             network,
             scenario.threat,

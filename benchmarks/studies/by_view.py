@@ -18,7 +18,7 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from fedmjp.attacks.kinds import Reveals
+from fedmjp.attacks import Reveals
 from fedmjp.benchmarks.campaign.battery import View, read_battery
 from fedmjp.benchmarks.folder.output import OutputFolder
 from fedmjp.benchmarks.folder.study import open_results

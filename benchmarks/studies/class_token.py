@@ -149,7 +149,7 @@ def _attacked(client: Client, size: int, number: int, *, distinct: bool, defence
     sent = _sent(client, features, labels, threat, number)
     began = time.process_time()
     generator = torch_generator(SEED, "attack")
-    (made,) = ClassToken().reconstruct([sent], client.model, threat, generator=generator)
+    (made,) = ClassToken().run([sent], client.model, threat, generator=generator)
     seconds = time.process_time() - began
     truth = features.double()
     distances = torch.cdist(cast("Tensor", made.features), truth)

@@ -187,7 +187,7 @@ def _attacked(case: Case, batch: list[LabelledPicture], number: int) -> list[dic
 def _run(name: str, case: Case, exchange: Exchange, network: VitClassifier) -> Reconstruction:
     generator = torch_generator(SEED, "attack")
     attack = ATTACKS.get(name)(case.options if name == "gauss_newton" else {})
-    (made,) = attack.reconstruct([exchange.upload], network, case.scenario.threat, generator=generator)
+    (made,) = attack.run([exchange.upload], network, case.scenario.threat, generator=generator)
     return cast("Reconstruction", made)
 
 

@@ -107,7 +107,7 @@ def _rows(
         randomness = SeededRandomness(generator.initial_seed())
         sent = threat.pipeline.protect(clean, Client("gradient"), randomness=randomness)
         try:
-            (made,) = attack.reconstruct([Upload(sent, "gradient", 1, 1, 0, "")], model, threat, generator=generator)
+            (made,) = attack.run([Upload(sent, "gradient", 1, 1, 0, "")], model, threat, generator=generator)
         except AttackFailedError as error:
             yield {"patches": kind, **cell, "refusal": str(error)}
         else:

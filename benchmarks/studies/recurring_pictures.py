@@ -71,7 +71,7 @@ def recovered(rounds: RecordedRounds) -> pd.DataFrame:
         seen[picture] += 1
         given = replace(upload, others=tuple(before))
         generator = torch.Generator().manual_seed(0)
-        (made,), seconds = timed(partial(attack.reconstruct, [given], model, scenario.threat, generator=generator))
+        (made,), seconds = timed(partial(attack.run, [given], model, scenario.threat, generator=generator))
         rows.append(
             {
                 "client": record.node,

@@ -74,7 +74,7 @@ def main(
 def attacked(exchange: Exchange, network: VitClassifier, *, seconds_allowed: float) -> dict[str, Any]:
     """What the attack says of one upload, and the truth: ``worst_patch`` and PSNR in dB, of ``mjp_prior`` as well."""
     made, prior = (
-        attack.reconstruct([exchange.upload], network, ThreatModel(), generator=torch_generator(0, "mjp_span"))[0]
+        attack.run([exchange.upload], network, ThreatModel(), generator=torch_generator(0, "mjp_span"))[0]
         for attack in (MjpSpan({"seconds": seconds_allowed}), MjpPrior())
     )
     psnr, diagnostics = metric("psnr").function, made.diagnostics
