@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from flwr.app import RecordDict
 
-from fedmjp.children import end_with_parent
+from fedmjp.processes import end_with_parent
 from fedmjp.scenario import TrainingScenario
 from fedmjp.training.together import ALONE, Together, joined
 

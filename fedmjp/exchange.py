@@ -22,9 +22,9 @@ from fedmjp.models.roles import roles_of
 from fedmjp.private import PrivateBatch
 from fedmjp.randomness import Randomness, SeededRandomness
 from fedmjp.records import Upload, weights_digest
-from fedmjp.replies import mean_of
 from fedmjp.seeds import numpy_generator
 from fedmjp.setups import BatchSetup
+from fedmjp.tensors import mean_of
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import local_update
 

@@ -12,9 +12,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedProx, FedTrimmedAvg, Krum, MultiKrum
 from torch import Tensor
 
-from fedmjp.replies import mean_of
 from fedmjp.scenario import AnyScenario
 from fedmjp.server.shelf import Update
+from fedmjp.tensors import mean_of
 from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS
 
 # Every message is sent to the nodes that it is meant for, whatever their number.

@@ -24,8 +24,8 @@ from fedmjp.benchmarks.uploads.source import Batch, UploadSource, described
 from fedmjp.config import ModelConfig
 from fedmjp.errors import RecordError
 from fedmjp.exchange import Exchange
-from fedmjp.memory import return_free_memory
 from fedmjp.private import PrivateBatch
+from fedmjp.processes import return_free_memory
 from fedmjp.records import Disclosure, Features, Reconstruction
 from fedmjp.settings import Picture, Setting
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from fedmjp.alarms import raising
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.adversary import Adversary
 from fedmjp.benchmarks.folder.pictures import save_png
@@ -22,6 +21,7 @@ from fedmjp.benchmarks.uploads.source import Batch, described
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.exchange import Exchange
+from fedmjp.processes import raise_on_alarm
 from fedmjp.records import Disclosure, Reconstruction, Upload
 
 DIFFERENT = 12  # uploads that an attack is tried on that works on one after another
@@ -204,7 +204,7 @@ def _attempt(
 @contextmanager
 def stopped_after(seconds: float) -> Iterator[None]:
     """Raise ``StoppedError`` when so many seconds are over, or those of a block around this one."""
-    stop = raising(StoppedError, signal.ITIMER_REAL)
+    stop = raise_on_alarm(StoppedError, signal.ITIMER_REAL)
     former, began = signal.signal(signal.SIGALRM, stop), time.monotonic()
     around = signal.getitimer(signal.ITIMER_REAL)[0]
     signal.setitimer(signal.ITIMER_REAL, max(SOON, min(seconds, around or seconds)))
