@@ -171,7 +171,7 @@ class LocalTraining:
             said = " and ".join(f"--defence {defence.text}" for defence in planned.defences)
             raise DefenceError(f"a guarantee is of the whole run, so that its length must be said: {said}")
         steps = self.training.steps_per_upload(self._steps)
-        for defence in self.scenario.pipeline.made:
+        for defence in self.scenario.pipeline.defences:
             stated = getattr(defence.options, "steps_per_upload", steps)
             if steps > stated:
                 raise DefenceError(
@@ -214,7 +214,7 @@ class LocalTraining:
 
     @property
     def _defences_need_model(self) -> bool:
-        return any(defence.needs_model for defence in self.scenario.pipeline.made)
+        return any(defence.needs_model for defence in self.scenario.pipeline.defences)
 
     def _watched(self, trainer: Trainer, epoch: int, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches of an epoch; what the network sees of them is noted, and left where it alone is behind it."""

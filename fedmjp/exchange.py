@@ -81,7 +81,7 @@ def changed_weights(
     """
     if scenario.server is None:
         return ()
-    server, known = scenario.server.made(), None
+    server, known = scenario.server.build(), None
     for number in range(scenario.probes):
         private = private_of(scenario, pictures, number)
         sent = update_of(

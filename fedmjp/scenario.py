@@ -73,7 +73,7 @@ class Scenario(BatchSetup):
         Args:
             labels: Of all pictures behind one upload.
         """
-        return list(range(len(labels))) if self.server is None else self.server.made().wanted(labels, self.threat)
+        return list(range(len(labels))) if self.server is None else self.server.build().wanted(labels, self.threat)
 
     def without(self, defence: str | None = None) -> Self:
         """Return the same scenario without a defence.
@@ -104,7 +104,7 @@ class Scenario(BatchSetup):
             DefenceConfig.model_validate({"name": config.name, **config.options, SHUFFLE: False})
             if SHUFFLE in defence.options_type.model_fields
             else config
-            for config, defence in zip(self.defences, self.pipeline.made, strict=True)
+            for config, defence in zip(self.defences, self.pipeline.defences, strict=True)
             if defence.stages != ("pictures",)
         ]
         return self.model_copy(update={"defences": tuple(unshuffled)})

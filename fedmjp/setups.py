@@ -174,7 +174,7 @@ class FederationSetup(Defended):
         if not isinstance(model, VitClassifier):
             raise ConfigError(f"server {self.server.text} changes vision transformers, {self.model.name} is none")
         trains = not isinstance(self, BatchSetup)
-        if reason := self.server.made().refusal(model, self.threat, trains=trains):
+        if reason := self.server.build().refusal(model, self.threat, trains=trains):
             raise ConfigError(reason)
 
 
@@ -225,7 +225,7 @@ class BatchSetup(FederationSetup, ClientStep):
     @property
     def probes(self) -> int:
         """Count the uploads of each batch from which the server learns what to send before it attacks."""
-        return 0 if self.server is None else self.server.made().probes
+        return 0 if self.server is None else self.server.build().probes
 
     @property
     def rounds(self) -> int:

@@ -274,7 +274,7 @@ class ThreatModel(ClientStep):
     @property
     def isolated(self) -> ThreatModel:
         """Return the view that an attack gets: of the isolated part where a server changes weights, else of all."""
-        return self if self.server is None else self.server.made().view(self)
+        return self if self.server is None else self.server.build().view(self)
 
     def sentence(self, pipelines: Iterable[Pipeline] = ()) -> str:
         """Put the threat model into words, to print beside results, with what the server is told of each defence.
@@ -287,11 +287,13 @@ class ThreatModel(ClientStep):
         if self.crop_scale:
             knowledge += " or crops" if self.labels_known else " nor crops"
         undergone = f" It is told that uploads underwent {self.pipeline.label}." if self.defences else ""
-        stated = {defence.name: defence.told for pipeline in (self.pipeline, *pipelines) for defence in pipeline.made}
+        stated = {
+            defence.name: defence.told for pipeline in (self.pipeline, *pipelines) for defence in pipeline.defences
+        }
         of_each = "".join(f" Of {name} it is told {what}." for name, what in stated.items())
         sends, scope, name = "nothing malicious", "", self.name
         if self.server is not None:
-            sends = f"weights of its own making ({self.server.text}: {self.server.made().summary})"
+            sends = f"weights of its own making ({self.server.text}: {self.server.build().summary})"
             scope, name = f" {SCOPE}", "Malicious server"
         return (
             f"{name}: knows the model and its weights, sees {self._upload_in_words()}, is told {knowledge}, sends "

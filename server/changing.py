@@ -32,7 +32,7 @@ class WeightChanges:
         if scenario.server is None:
             return
         scenario.require_server(model)
-        self._model, self._server = cast(VitClassifier, model), scenario.server.made()
+        self._model, self._server = cast(VitClassifier, model), scenario.server.build()
 
     def in_round(self, server_round: int) -> bool:
         """Whether the weights of a round (from 1) are changed."""

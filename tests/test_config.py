@@ -88,14 +88,14 @@ def test_what_is_no_list_of_scenarios_is_told(text: str) -> None:
 
 def test_what_follows_from_a_run_is_filled_in_where_nobody_said_it() -> None:
     scenario = Scenario.parse({"defences": ["local_dp"], "pictures_per_client": 2, "uploads_per_picture": 3})
-    assert scenario.pipeline.made[0].options.rounds == 6
+    assert scenario.pipeline.defences[0].options.rounds == 6
     assert scenario.threat.pipeline.spent(6) is not None
     given = Scenario.parse({"defences": ["local_dp:rounds=9"], "pictures_per_client": 2})
-    assert given.pipeline.made[0].options.rounds == 9
+    assert given.pipeline.defences[0].options.rounds == 9
     once = Scenario.parse({"defences": ["local_dp:rounds=1"], "pictures_per_client": 2})
-    assert once.pipeline.made[0].options.rounds == 1, "what says the default was said"
+    assert once.pipeline.defences[0].options.rounds == 1, "what says the default was said"
     batch = Scenario.parse({"defences": ["dp_sgd"], "pictures_per_client": 4, "batch_size": 4})
-    assert batch.pipeline.made[0].options.batch_size == 4
+    assert batch.pipeline.defences[0].options.batch_size == 4
 
 
 def test_a_training_run_plans_for_the_client_that_uploads_most() -> None:
@@ -108,9 +108,9 @@ def test_a_training_run_plans_for_the_client_that_uploads_most() -> None:
     drawn = [scenario.participants(each) for each in range(1, scenario.rounds + 1)]
     assert all(each in ([0, 1], [2, 3]) for each in drawn), "groups that are summed stay whole"
     most = max(sum(client in each for each in drawn) for client in range(4))
-    assert scenario.planned(5).pipeline.made[0].options.rounds == most < scenario.rounds
+    assert scenario.planned(5).pipeline.defences[0].options.rounds == most < scenario.rounds
     single = {"clients": 1, "training": {**SHORT, "recipe": PLAIN, "local_epochs": 2}, "defences": ["dp_sgd"]}
-    options = TrainingScenario.parse(single).planned(5).pipeline.made[0].options
+    options = TrainingScenario.parse(single).planned(5).pipeline.defences[0].options
     assert (options.steps, options.steps_per_upload, options.batch_size) == (8 * 2 * 5, 2 * 5, PLAIN["batch_size"])
 
 

@@ -332,7 +332,7 @@ def test_the_gradients_of_single_pictures_are_those_that_a_defence_clips() -> No
     trainer, plain = trainer_of("dp_sgd:clipping_norm=0.5,batch_size=4"), trainer_of()
     batch = batch_of()
     found, _ = trainer.gradient(batch, 0, 0)
-    (defence,) = trainer._pipeline.made
+    (defence,) = trainer._pipeline.defences
     source: SeededRandomness = trainer.puzzles.randomness(0, 0).of("step", 0).of(0)
     expected = {name: torch.zeros_like(value) for name, value in found.items()}
     for place in range(4):

@@ -187,7 +187,7 @@ def _timed_uploads(source: DirectUploads, batches: Sequence[Batch]) -> tuple[flo
 def _attempt(
     adversary: Adversary, tried: AttackConfig, uploads: Sequence[Upload], longest: float
 ) -> tuple[Tried, Sequence[Disclosure]]:
-    budget = tried.made().usual_seconds
+    budget = tried.build().usual_seconds
     began, pace = time.perf_counter(), _Pace()
     try:
         with stopped_after(longest if budget is None else min(longest, LONGEST_OF_BUDGET)):

@@ -120,7 +120,7 @@ def rows_of(
     setting = Setting.C if scenario.pipeline.shuffles else Setting.A
     applied: dict[str, AttackConfig] = {}
     for attack in (*attacks, *searches):
-        method = attack.made()
+        method = attack.build()
         adapted = method.adapted(scenario.pipeline, network, scenario.threat)
         if reason := method.refusal(network, scenario.threat):
             yield {"attack": attack.label, "refusal": reason}

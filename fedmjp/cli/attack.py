@@ -208,7 +208,7 @@ def _attacks(options: Mapping[str, Any]) -> "tuple[AttackConfig, ...]":
 
     given = parse_pairs(options["options"], "--set", dashes=True)
     tried = AttackConfig.parse({"name": options["name"], "options": given, "then": options["then"]})
-    floor = MEASURES[tried.made().reveals].floor
+    floor = MEASURES[tried.build().reveals].floor
     return (tried, *([] if tried.name == floor else [AttackConfig(name=floor)]))
 
 

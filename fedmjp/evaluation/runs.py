@@ -63,7 +63,7 @@ class Trained:
             values |= values.pop("training")
             del values["recipe"]["epochs"]  # rounds take its place
         if self.config is not None:
-            made = self.config.pipeline.made
+            made = self.config.pipeline.defences
             values["defences"] = [
                 (defence.name, defence.options.model_dump(exclude={"mask_ratio"})) for defence in made
             ]

@@ -56,7 +56,7 @@ def adamw_refusal(server: str, model: VitClassifier, threat: ThreatModel) -> str
         return f"{server}: makes the class token long where clients take steps of AdamW, and the model has none"
     if not model.has_positions:
         return f"{server}: reads the position embedding, which the model does not have"
-    for defence in threat.pipeline.made:
+    for defence in threat.pipeline.defences:
         if names.POSITION_EMBEDDING in defence.withheld(roles_of(model)):
             return f"{server}: reads labels from the position embedding, which {defence.name} keeps at the client"
     return changed_entries(threat) and f"{server}: {changed_entries(threat)}"

@@ -19,7 +19,7 @@ def head_refusal(server: str, model: VitClassifier, threat: ThreatModel) -> str 
     known = {name for name, _ in model.named_parameters()}
     if missing := [name for name in NEEDED if name not in known]:
         return f"{server}: changes the model's head, but the model has no tensor {missing[0]}"
-    for defence in threat.pipeline.made:
+    for defence in threat.pipeline.defences:
         if defence.withheld(roles_of(model)) & set(NEEDED):
             return f"{server}: changes the head, which {defence.name} keeps at the client"
     if threat.local_optimiser == "adamw" and threat.clients > 1:
