@@ -153,7 +153,7 @@ class LocalTraining:
             model,
             self.scenario.threat,
             examples=int(metrics[EXAMPLES]),
-            shown=self.seen,
+            arranged=self.seen,
             randomness=self.noise or seeded,
         )
         done = time.perf_counter()

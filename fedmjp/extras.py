@@ -1,4 +1,4 @@
-"""Packages that not every command needs: the extras of the installation."""
+"""The extras of the installation: packages that single commands need."""
 
 from importlib.util import find_spec
 

@@ -11,12 +11,19 @@ FORMULA = re.compile(r"[=+\-@\t\r\n＝＋－＠']")
 
 
 def printable(text: str) -> str:
-    """Text without what a terminal would obey: a replacement character stands for each such letter."""
+    """Replace each character that a terminal would obey.
+
+    Args:
+        text: From anybody.
+    """
     return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def guard(value: Cell) -> Cell | str:
-    """A cell that is shown as it is: text that begins like a formula gets an apostrophe before it.
+    """Make a cell that spreadsheets show as it is: text that begins like a formula gets an apostrophe before it.
+
+    Args:
+        value: Of the cell.
 
     Example:
         >>> guard("=1+1"), guard("grey"), guard(-1.5)
@@ -26,5 +33,9 @@ def guard(value: Cell) -> Cell | str:
 
 
 def unguard(text: str) -> str:
-    """The inverse of ``guard``, for text."""
+    """Read a cell of text that ``guard`` made.
+
+    Args:
+        text: Of the cell.
+    """
     return text.removeprefix("'")
