@@ -22,9 +22,9 @@ from fedmjp.models.roles import roles_of
 from fedmjp.private import PrivateBatch
 from fedmjp.randomness import Randomness, SeededRandomness
 from fedmjp.records import Upload, weights_digest
-from fedmjp.replies import mean_of
-from fedmjp.scenario import Scenario
 from fedmjp.seeds import numpy_generator
+from fedmjp.setups import BatchSetup
+from fedmjp.tensors import mean_of
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import local_update
 
@@ -38,13 +38,13 @@ class Exchange:
     # Where the server had changed the weights, by client behind the upload: what it had sent in place of its own.
     changed: tuple[Mapping[str, Tensor], ...] = ()
 
-    def model(self, scenario: Scenario) -> VitClassifier:
+    def model(self, scenario: BatchSetup) -> VitClassifier:
         """With the weights that the server had sent for the upload, where the scenario's initial ones are honest."""
         return with_weights(_initial(scenario.network, scenario.device), self.changed[0] if self.changed else {})
 
 
 def exchange(
-    scenario: Scenario, pictures: Sequence[LabelledPicture], *, model: VitClassifier | None = None, number: int = 0
+    scenario: BatchSetup, pictures: Sequence[LabelledPicture], *, model: VitClassifier | None = None, number: int = 0
 ) -> Exchange:
     """As of ``Scenario.exchange``."""
     if len(pictures) != scenario.threat.pictures:
@@ -72,7 +72,7 @@ def exchange(
 
 
 def changed_weights(
-    scenario: Scenario, model: VitClassifier, pictures: Sequence[LabelledPicture]
+    scenario: BatchSetup, model: VitClassifier, pictures: Sequence[LabelledPicture]
 ) -> tuple[Mapping[str, Tensor], ...]:
     """What a server that changes weights sends to each client behind the uploads of some pictures.
 
@@ -81,7 +81,7 @@ def changed_weights(
     """
     if scenario.server is None:
         return ()
-    server, known = scenario.server.made(), None
+    server, known = scenario.server.build(), None
     for number in range(scenario.probes):
         private = private_of(scenario, pictures, number)
         sent = update_of(
@@ -97,7 +97,7 @@ def _initial(network: ModelConfig, device: str) -> VitClassifier:
     return build_vit(network).to(device)
 
 
-def private_of(scenario: Scenario, pictures: Sequence[LabelledPicture], number: int) -> PrivateBatch:
+def private_of(scenario: BatchSetup, pictures: Sequence[LabelledPicture], number: int) -> PrivateBatch:
     """What a client computes an upload from: its pictures as they are, and as they go into the network.
 
     A puzzle depends on (seed, ratio, picture, number) alone, so that every model and attack meets the same; a crop on
@@ -127,7 +127,7 @@ def private_of(scenario: Scenario, pictures: Sequence[LabelledPicture], number: 
     )
 
 
-def _cropped(scenario: Scenario, pictures: Sequence[LabelledPicture], scale: float, number: int) -> Tensor:
+def _cropped(scenario: BatchSetup, pictures: Sequence[LabelledPicture], scale: float, number: int) -> Tensor:
     """A random crop of each picture."""
     sources = [numpy_generator(scenario.seed, "crop", picture.name, number) for picture in pictures]
     drawn = zip(pictures, sources, strict=True)
@@ -135,7 +135,7 @@ def _cropped(scenario: Scenario, pictures: Sequence[LabelledPicture], scale: flo
 
 
 def _mixed(
-    scenario: Scenario, pictures: Sequence[LabelledPicture], clean: Tensor, labels: Tensor, number: int
+    scenario: BatchSetup, pictures: Sequence[LabelledPicture], clean: Tensor, labels: Tensor, number: int
 ) -> tuple[Tensor, Tensor]:
     """Each client's pictures mixed in pairs, the first with the last, by one share as timm does; and their labels."""
     size, hot = scenario.batch_size, F.one_hot(labels, scenario.model.classes).float()
@@ -149,7 +149,7 @@ def _mixed(
     return torch.cat(images), torch.cat(shares)
 
 
-def private_of_round(scenario: Scenario, selection: Selection, client: int, server_round: int) -> PrivateBatch:
+def private_of_round(scenario: BatchSetup, selection: Selection, client: int, server_round: int) -> PrivateBatch:
     """What one client computes its upload from in one round (from 1); DataError if a picture cannot be read."""
     turn = scenario.turn(server_round)
     first = turn.batch * scenario.batch_size
@@ -158,7 +158,7 @@ def private_of_round(scenario: Scenario, selection: Selection, client: int, serv
 
 
 def update_of(
-    scenario: Scenario,
+    scenario: BatchSetup,
     model: VitClassifier,
     private: PrivateBatch,
     number: int,
@@ -176,7 +176,7 @@ def update_of(
     return mean_of(sent)
 
 
-def client_update(scenario: Scenario, model: VitClassifier, private: PrivateBatch, number: int) -> dict[str, Tensor]:
+def client_update(scenario: BatchSetup, model: VitClassifier, private: PrivateBatch, number: int) -> dict[str, Tensor]:
     """What one client uploads; arguments are those of ``update_of``, DefenceError if a defence cannot protect it."""
     randomness = noise_of(scenario, private, number)
     update = local_update(model, private, scenario.threat, randomness=randomness)
@@ -218,13 +218,13 @@ def protect_trained(
         return threat.pipeline.protect(update, client, randomness=randomness)
 
 
-def noise_of(scenario: Scenario, private: PrivateBatch, number: int) -> SeededRandomness:
+def noise_of(scenario: BatchSetup, private: PrivateBatch, number: int) -> SeededRandomness:
     """The source of what defences draw for one upload of one client."""
     return SeededRandomness(scenario.seed, ("defences", *private.pictures, number))
 
 
 def upload_of(
-    scenario: Scenario, sent: dict[str, Tensor], private: PrivateBatch, *, server_round: int, node: int, weights: str
+    scenario: BatchSetup, sent: dict[str, Tensor], private: PrivateBatch, *, server_round: int, node: int, weights: str
 ) -> Upload:
     """What crosses the wire as the server has it, with the labels where it is told them."""
     return Upload(

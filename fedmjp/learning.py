@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from fedmjp.arithmetic import Arithmetic
 from fedmjp.config import MAX_COUNT, MAX_ROUNDS, Config, Numbers, UpdateKind
 from fedmjp.defences.pipeline import Pipeline
+from fedmjp.step import ClientStep
 
 Strategy = Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedsgd", "trimmed_mean", "median", "krum", "multi_krum"]
 Scheme = Literal["iid", "dirichlet", "pathological"]
@@ -156,8 +157,21 @@ class Training(Learning):
 
     @property
     def update(self) -> UpdateKind:
-        """What clients upload."""
+        """Tell what clients upload."""
         return "gradient" if self.strategy == "fedsgd" else "delta"
+
+    @property
+    def step(self) -> ClientStep:
+        """Describe what is behind one upload as far as a step of single batches can: the recipe says the rest."""
+        recipe = self.recipe
+        return ClientStep(
+            update=self.update,
+            batch_size=recipe.batch_size,
+            label_smoothing=recipe.label_smoothing,
+            mixup=recipe.mixup,
+            crop_scale=recipe.smallest_crop,
+            arithmetic=recipe.precision,
+        )
 
     @property
     def robust(self) -> bool:

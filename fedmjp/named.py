@@ -46,7 +46,7 @@ class NamedConfig(Config, Generic[T]):
     @model_validator(mode="after")
     def _can_be_made(self) -> Self:
         try:
-            made = self.made()
+            made = self.build()
         except UnknownNameError as error:
             raise ValueError(str(error)) from None  # so that a campaign's file can say where it stands
         except BadInputError as error:
@@ -70,7 +70,7 @@ class NamedConfig(Config, Generic[T]):
         """As the command line takes it, with all options that were given."""
         return text_of(self.name, self.options)
 
-    def made(self) -> T:
+    def build(self) -> T:
         """The thing itself, anew."""
         made: T = self.registry.get(self.name)(self.options)
         return made

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedmjp.errors import BadInputError, RecordError
 from fedmjp.files import replacing, require_regular
-from fedmjp.finite import is_finite
+from fedmjp.tensors import is_finite
 
 
 def require(condition: bool, message: str) -> None:

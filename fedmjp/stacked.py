@@ -19,7 +19,7 @@ from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
 from fedmjp.private import PrivateBatch
-from fedmjp.transfer import sent
+from fedmjp.tensors import to_device
 
 ENTRANCE = frozenset(
     {
@@ -66,7 +66,7 @@ def _at_parameters(
     arithmetic: Arithmetic,
 ) -> list[dict[str, Tensor]]:
     def joined(values: Iterable[Tensor]) -> Tensor:
-        return sent(torch.cat(list(values)), model.mean.device)
+        return to_device(torch.cat(list(values)), model.mean.device)
 
     images = joined(batch.version(batch.gradient_of) for batch in batches)
     masks, targets = joined(batch.mask for batch in batches), joined(batch.targets for batch in batches)

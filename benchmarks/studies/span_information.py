@@ -23,9 +23,10 @@ from torch import Tensor
 from torch.func import jacfwd
 
 from fedmjp.attacks.base import on_device
+from fedmjp.attacks.first_block.block import Linear, Norm, gelu, linear_of, norm_of
+from fedmjp.attacks.first_block.equations import Span
 from fedmjp.attacks.mjp.facts import linear_facts
-from fedmjp.attacks.mjp.span.block import Linear, Norm, gelu, linear_of, norm_of
-from fedmjp.attacks.mjp.span.equations import LEVEL_WEIGHT, Equations, Span, equations
+from fedmjp.attacks.mjp.span.equations import LEVEL_WEIGHT, PatchEquations, equations
 from fedmjp.benchmarks.studies.span import Data, Model, Output, Ratios, keep_rows_of
 from fedmjp.exchange import Exchange
 from fedmjp.models.classifier import VitClassifier
@@ -102,7 +103,7 @@ def patch_bounds(upload: Upload, batch: PrivateBatch, model: VitClassifier) -> t
     return first, both
 
 
-def _information(setup: Equations, second: SecondBlock, offset: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+def _information(setup: PatchEquations, second: SecondBlock, offset: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     """F (unknowns, unknowns) of the first block's equations and of the second's; z + o is ``offset`` + Z c."""
 
     def seen(coefficients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,7 +124,7 @@ def _information(setup: Equations, second: SecondBlock, offset: Tensor, truth: T
     return parts[0] + parts[1] + level, parts[2]
 
 
-def _psnr(information: Tensor, setup: Equations, model: VitClassifier) -> float:
+def _psnr(information: Tensor, setup: PatchEquations, model: VitClassifier) -> float:
     """Of the smallest mean squared error per pixel of a patch."""
     error = torch.linalg.eigvalsh(information).clamp(min=torch.finfo(torch.float64).tiny).reciprocal().sum()
     return float(-10 * torch.log10(error / setup.values * model.std.max().double() ** 2))

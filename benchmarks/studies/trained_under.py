@@ -25,13 +25,13 @@ from fedmjp.benchmarks.folder.study import TRIALS
 from fedmjp.benchmarks.plan.experiment import AttackConfig
 from fedmjp.benchmarks.scripts import Pictures, keep_table, unseen
 from fedmjp.benchmarks.studies.training_cost import Defences, Partitions, Seeds, asked_runs, name_of, scenario_of
-from fedmjp.children import workers
 from fedmjp.config import Checkpoint
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, BadInputError
 from fedmjp.exchange import Exchange
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.processes import workers
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Setting
@@ -120,7 +120,7 @@ def rows_of(
     setting = Setting.C if scenario.pipeline.shuffles else Setting.A
     applied: dict[str, AttackConfig] = {}
     for attack in (*attacks, *searches):
-        method = attack.made()
+        method = attack.build()
         adapted = method.adapted(scenario.pipeline, network, scenario.threat)
         if reason := method.refusal(network, scenario.threat):
             yield {"attack": attack.label, "refusal": reason}

@@ -16,8 +16,8 @@ from typing_extensions import override
 
 from fedmjp.config import Config, ModelConfig, UpdateKind
 from fedmjp.errors import DefenceError
-from fedmjp.finite import is_finite
 from fedmjp.randomness import Randomness
+from fedmjp.tensors import is_finite
 from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from fedmjp import jigsaw
 from fedmjp.config import Config, MaskRatio
 from fedmjp.defences.base import Arranged, Defence, Drawn, Stage
 from fedmjp.randomness import Randomness
+from fedmjp.tensors import to_device
 from fedmjp.torch_later import torch
-from fedmjp.transfer import sent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,7 +62,7 @@ class Jigsaw(Defence):
     def shown(self, images: Tensor, drawn: Drawn) -> Arranged:
         """Pictures with their patches moved."""
         mask, source = drawn
-        shown = jigsaw.rearrange(images, sent(source, images.device)) if self.options.shuffle else images
+        shown = jigsaw.rearrange(images, to_device(source, images.device)) if self.options.shuffle else images
         return Arranged(shown, mask, source)
 
     def refusal(self, before: Sequence[Defence]) -> str | None:

@@ -67,8 +67,8 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         names = [config.name for config in self.configs]
-        for place, defence in enumerate(self.made):
-            before = self.made[:place]
+        for place, defence in enumerate(self.defences):
+            before = self.defences[:place]
             if defence.name in names[:place]:
                 raise ConfigError(f"defence {defence.name!r} is named twice in {self.label!r}; name it once")
             late = next((other for other in before if _first(defence) < _first(other)), None)
@@ -83,9 +83,9 @@ class Pipeline:
                 raise ConfigError(f"defences {self.label!r}: {reason}")
 
     @cached_property
-    def made(self) -> tuple[Defence, ...]:
+    def defences(self) -> tuple[Defence, ...]:
         """The defences themselves."""
-        return tuple(config.made() for config in self.configs)
+        return tuple(config.build() for config in self.configs)
 
     @property
     def label(self) -> str:
@@ -103,28 +103,28 @@ class Pipeline:
     @property
     def marks(self) -> frozenset[Mark]:
         """What all of them leave on an upload."""
-        marks: frozenset[Mark] = frozenset().union(*(defence.marks for defence in self.made))
+        marks: frozenset[Mark] = frozenset().union(*(defence.marks for defence in self.defences))
         return marks if self.shuffles else marks - {"shuffled"}
 
     @property
     def draws(self) -> bool:
         """Whether two uploads of one picture at the same weights may differ by what any of them drew."""
-        return any(defence.draws for defence in self.made)
+        return any(defence.draws for defence in self.defences)
 
     @property
     def mask_ratio(self) -> float:
         """Wanted share of shuffled patches; 0 if nothing shuffles."""
-        return max((defence.mask_ratio for defence in self.made), default=0.0)
+        return max((defence.mask_ratio for defence in self.defences), default=0.0)
 
     @property
     def shuffles(self) -> bool:
         """Whether pictures are shuffled before they go into the network."""
-        return any(defence.shuffles for defence in self.made)
+        return any(defence.shuffles for defence in self.defences)
 
     @property
     def clients(self) -> int:
         """How many clients' updates the server sees as one."""
-        return max((defence.clients for defence in self.made), default=1)
+        return max((defence.clients for defence in self.defences), default=1)
 
     def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
         """Pictures as they go into the network, by the defence that changes them, if there is one."""
@@ -140,38 +140,40 @@ class Pipeline:
 
     @property
     def _arranging(self) -> Defence:
-        return next((defence for defence in self.made if "pictures" in defence.stages), Defence())
+        return next((defence for defence in self.defences if "pictures" in defence.stages), Defence())
 
     @property
     def parts(self) -> bool:
         """Whether a part of an update is protected as the whole is."""
-        return all(defence.scope == "tensor" for defence in self.made)
+        return all(defence.scope == "tensor" for defence in self.defences)
 
     @property
     def rounding(self) -> float:
         """Largest relative error that is left in an entry."""
-        return max((defence.rounding for defence in self.made), default=0.0)
+        return max((defence.rounding for defence in self.defences), default=0.0)
 
     def noise_on(self, uploaded: Tensor) -> float:
         """Standard deviation of the noise on the entries of an uploaded tensor."""
-        return float(sum(defence.noise_on(uploaded) ** 2 for defence in self.made) ** 0.5)
+        return float(sum(defence.noise_on(uploaded) ** 2 for defence in self.defences) ** 0.5)
 
     @property
     def bits(self) -> float:
         """Bits per value of an upload that an encoder needs."""
         bits = FULL_BITS
-        for defence in self.made:
+        for defence in self.defences:
             bits = defence.bits(bits)
         return bits
 
     def spent(self, uploads: int) -> Spent | None:
         """Privacy that so many uploads of one client cost: the best guarantee of those that give one."""
-        costs = [spent for defence in self.made if (spent := defence.spent(uploads)) is not None]
+        costs = [spent for defence in self.defences if (spent := defence.spent(uploads)) is not None]
         return min(costs, key=lambda spent: spent.epsilon, default=None)
 
     def of_stage(self, *stages: Stage) -> Pipeline:
         """Those that act at one of these stages."""
-        kept = (config for config, made in zip(self.configs, self.made, strict=True) if set(stages) & set(made.stages))
+        kept = (
+            config for config, made in zip(self.configs, self.defences, strict=True) if set(stages) & set(made.stages)
+        )
         return pipeline_of(tuple(kept))
 
     def without(self, name: str) -> Pipeline:
@@ -180,18 +182,18 @@ class Pipeline:
 
     def change_model(self, model: ModelConfig) -> ModelConfig:
         """The network that a client trains in place of ``model``."""
-        for defence in self.made:
+        for defence in self.defences:
             model = defence.change_model(model)
         return model
 
     def withheld(self, roles: Mapping[str, frozenset[str]]) -> frozenset[str]:
         """Names of tensors that never leave."""
-        return frozenset().union(*(defence.withheld(roles) for defence in self.made))
+        return frozenset().union(*(defence.withheld(roles) for defence in self.defences))
 
     @property
     def by_example(self) -> tuple[Defence, ...]:
         """Those that protect the gradients of single pictures."""
-        return self.of_stage("examples").made
+        return self.of_stage("examples").defences
 
     def combine(self, single: Sequence[Mapping[str, Tensor]], *, randomness: Randomness) -> dict[str, Tensor]:
         """The gradient of a step from those of its pictures, by the defences that protect these."""
@@ -203,7 +205,7 @@ class Pipeline:
     def planned(self, plan: Plan) -> tuple[DefenceConfig, ...]:
         """Their configurations with what the plan says of options that were not given."""
         planned = []
-        for config, made in zip(self.configs, self.made, strict=True):
+        for config, made in zip(self.configs, self.defences, strict=True):
             known = made.options_type.model_fields
             follows = {key: item for key, item in asdict(plan).items() if key in known and item != known[key].default}
             planned.append(DefenceConfig.model_validate({"name": config.name, **follows, **config.options}))
@@ -212,7 +214,7 @@ class Pipeline:
     def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
         """An update as it leaves a client; DefenceError if a defence cannot protect it, which must not leave then."""
         protected = dict(update)
-        for place, defence in enumerate(self.made):
+        for place, defence in enumerate(self.defences):
             if "update" in defence.stages:
                 protected = defence.protect(protected, client, randomness=randomness.of(place, defence.name))
         return protected

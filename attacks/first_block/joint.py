@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vmap
 
-from fedmjp.attacks.first_mlp.equations import ROUNDED, Equations
+from fedmjp.attacks.first_block.block import Norm, gelu_slope
+from fedmjp.attacks.first_block.equations import ROUNDED, Span, TokenEquations
 from fedmjp.attacks.linear_systems import Gaussian
-from fedmjp.attacks.mjp.span.block import Norm, gelu_slope
-from fedmjp.attacks.mjp.span.equations import Span
 
 CHUNK = 128  # directions that are differentiated at a time
 ROWS = 8  # tokens whose MLP is differentiated at a time
@@ -27,7 +26,7 @@ GAIN = 2e-3  # of the cost: a step that gains less is the last
 
 
 @dataclass(frozen=True)
-class Refined:
+class RefinedPatches:
     """Where the search ended."""
 
     patches: Tensor  # (patches, values)
@@ -35,10 +34,10 @@ class Refined:
 
 
 @dataclass(frozen=True)
-class Joint:
+class JointCost:
     """The cost of a picture."""
 
-    equations: Equations
+    equations: TokenEquations
     queries: Span  # of norm1 of the tokens, from the gradient of the first attention's weight
     weight: Tensor  # (dim, values) of the patch embedding
     fixed: Tensor  # (1 + patches, dim): the class token, and what a patch of zeros is in each place
@@ -115,7 +114,7 @@ class Joint:
         return torch.cat(roots), torch.cat(gradients)
 
 
-def refine(joint: Joint, patches: Tensor, steps: int, on_step: Callable[[int, float], None]) -> Refined:
+def refine(joint: JointCost, patches: Tensor, steps: int, on_step: Callable[[int, float], None]) -> RefinedPatches:
     """The most likely picture near ``patches`` (patches, values), by Levenberg-Marquardt; at most so many steps."""
     damping, taken = FIRST_DAMPING, 0
     for taken in range(1, steps + 1):
@@ -134,7 +133,7 @@ def refine(joint: Joint, patches: Tensor, steps: int, on_step: Callable[[int, fl
         on_step(taken, min(before, after))
         if not after < (1 - GAIN) * before:
             break
-    return Refined(patches, taken)
+    return RefinedPatches(patches, taken)
 
 
 def _derivative(function: Callable[[Tensor], Tensor], patches: Tensor) -> Tensor:

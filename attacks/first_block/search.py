@@ -6,37 +6,34 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.first_mlp.equations import Equations, Point
-from fedmjp.attacks.linear_systems import positive_solution
+from fedmjp.attacks.first_block.equations import TokenEquations
+from fedmjp.attacks.first_block.minimise import minimise
 
 STEPS, POLISHING = 25, 12
 FIRST_DAMPING, POLISHED_DAMPING = 1e-3, 1e-6  # of the mean diagonal
-EASIER, HARDER, TRIES = 0.2, 10.0, 3  # factors of the damping, and how often it is raised for one step
-SLOW = 1e-5  # gain of a step, of the cost, that ends a row
 TRUE = 1.6  # excess: up to here a zero counts as a token
 SAME = 0.02  # distance of two whitened tokens, of their length, below which they are one
 DRY = 6  # rounds without a new token, after which no further one is looked for
-CHUNK = 2**25  # entries of Jacobians that are held at a time
 
 Draw = Callable[[int, torch.Generator], Tensor]  # so many whitened tokens (tokens, dim)
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenSet:
     """Whitened tokens behind the first attention, in no order."""
 
     whitened: Tensor  # (tokens, dim)
     met: int  # of them, proven; the rest are nearest misses
 
 
-def search(equations: Equations, rounds: int, starts: int, generator: torch.Generator) -> Tokens:
+def search(equations: TokenEquations, rounds: int, starts: int, generator: torch.Generator) -> TokenSet:
     """As many tokens as the gradients are sums over."""
     met = meet(equations, rounds, starts, generator)
-    return Tokens(filled(equations, met, starts, generator), len(met))
+    return TokenSet(filled(equations, met, starts, generator), len(met))
 
 
 def meet(
-    equations: Equations,
+    equations: TokenEquations,
     rounds: int,
     starts: int,
     generator: torch.Generator,
@@ -69,7 +66,7 @@ def meet(
     return met
 
 
-def beside(equations: Equations, met: Tensor, guesses: Tensor) -> tuple[Tensor, Tensor]:
+def beside(equations: TokenEquations, met: Tensor, guesses: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens (tokens, dim) that prove themselves and were not met, and from which of the guesses (rows, dim) each came.
 
     Rounding turns the weakest directions of the spans: of tokens that are nearly alike one may be a mixture.
@@ -81,7 +78,7 @@ def beside(equations: Equations, met: Tensor, guesses: Tensor) -> tuple[Tensor, 
     return candidates[new], new
 
 
-def filled(equations: Equations, met: Tensor, starts: int, generator: torch.Generator) -> Tensor:
+def filled(equations: TokenEquations, met: Tensor, starts: int, generator: torch.Generator) -> Tensor:
     """Tokens and what comes nearest to the equations of those that are left, half of these at a time."""
     while (missing := equations.count - len(met)) > 0:
         candidates, _ = _candidates(equations.without(met), starts, generator)
@@ -91,7 +88,7 @@ def filled(equations: Equations, met: Tensor, starts: int, generator: torch.Gene
 
 
 def _candidates(
-    equations: Equations, starts: int, generator: torch.Generator, draw: Draw | None = None
+    equations: TokenEquations, starts: int, generator: torch.Generator, draw: Draw | None = None
 ) -> tuple[Tensor, Tensor]:
     """(ends, dim) different whitened tokens and (ends,) costs, ascending, where searches from random points ended."""
     basis = equations.basis
@@ -104,7 +101,7 @@ def _candidates(
     return _distinct(ended @ basis, point.cost)
 
 
-def _polished(equations: Equations, whitened: Tensor) -> Tensor:
+def _polished(equations: TokenEquations, whitened: Tensor) -> Tensor:
     """The zeros near whitened tokens; their length is free, because of the LayerNorm's epsilon."""
     start = whitened @ equations.basis.mT
     start = start * (equations.radius / start.norm(dim=1, keepdim=True))
@@ -132,61 +129,3 @@ def _near(whitened: Tensor, others: Tensor) -> Tensor:
     """(tokens, others) bool: which are the same."""
     near: Tensor = torch.cdist(whitened, others) < SAME * whitened.shape[1] ** 0.5
     return near
-
-
-def minimise(
-    equations: Equations, start: Tensor, *, steps: int, damping: float, on_sphere: bool
-) -> tuple[Tensor, Point]:
-    """Levenberg-Marquardt of rows (rows, unknowns), each with a damping of its own."""
-    solved = [
-        _minimise(equations, some.clone(), steps, damping, on_sphere=on_sphere)
-        for some in torch.split(start, max(1, CHUNK // (len(equations.first) * start.shape[1])))
-    ]
-    ended = torch.cat(solved)
-    return ended, equations.at(ended @ equations.basis)
-
-
-def _minimise(equations: Equations, unknowns: Tensor, steps: int, first: float, *, on_sphere: bool) -> Tensor:
-    point = equations.at(unknowns @ equations.basis)
-    cost, damping = point.cost, torch.full_like(unknowns[:, 0], first)
-    alive = torch.ones_like(cost, dtype=torch.bool)
-    for _ in range(steps):
-        rows = alive.nonzero().flatten()
-        if not len(rows) or equations.time_is_up():
-            break
-        matrices, gradients = equations.normal(equations.at(unknowns[rows] @ equations.basis))
-        if on_sphere:
-            matrices, gradients = _tangential(matrices, gradients, unknowns[rows] / equations.radius)
-        scale = torch.diagonal(matrices, dim1=1, dim2=2).mean(1)
-        waiting = torch.ones_like(rows, dtype=torch.bool)
-        for _ in range(TRIES):
-            todo = waiting.nonzero().flatten()
-            if not len(todo):
-                break
-            chosen = rows[todo]
-            damped = matrices[todo] + torch.diag_embed(
-                (damping[chosen] * scale[todo])[:, None].expand(-1, matrices.shape[1])
-            )
-            trial = unknowns[chosen] - positive_solution(damped, gradients[todo])
-            if on_sphere:
-                trial = trial * (equations.radius / trial.norm(dim=1, keepdim=True))
-            made = equations.at(trial @ equations.basis).cost
-            better = made < cost[chosen]
-            moved = chosen[better]
-            alive[moved] = made[better] < (1 - SLOW) * cost[moved]
-            unknowns[moved], cost[moved] = trial[better], made[better]
-            damping[moved] *= EASIER
-            damping[chosen[~better]] *= HARDER
-            waiting[todo[better]] = False
-        alive[rows[waiting]] = False
-    return unknowns
-
-
-def _tangential(matrices: Tensor, gradients: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
-    """The same within the sphere's tangents; along the normals (rows, unknowns) only the damping's scale is left."""
-    scale = torch.diagonal(matrices, dim1=1, dim2=2).mean(1)[:, None, None]
-    along = torch.linalg.vecdot(matrices, normals[:, None])[:, :, None] * normals[:, None]
-    twice = torch.linalg.vecdot(torch.linalg.vecdot(matrices, normals[:, None]), normals)[:, None, None]
-    outer = normals[:, :, None] * normals[:, None]
-    projected = matrices - along - along.mT + (twice + scale) * outer
-    return projected, gradients - torch.linalg.vecdot(gradients, normals)[:, None] * normals

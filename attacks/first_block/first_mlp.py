@@ -11,25 +11,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from fedmjp.attacks.base import Attack, picture
-from fedmjp.attacks.first_mlp.equations import Equations
-from fedmjp.attacks.first_mlp.joint import Joint, refine
-from fedmjp.attacks.first_mlp.places import Entrance, by_slopes, in_place
-from fedmjp.attacks.first_mlp.search import beside, meet
-from fedmjp.attacks.first_mlp.some import Some
-from fedmjp.attacks.first_mlp.starts import NaturalStarts
-from fedmjp.attacks.first_mlp.tokens import (
-    FC1_WEIGHT,
-    FC2_WEIGHT,
-    Passed,
-    body_tensors,
-    centred,
-    class_token,
-    entering,
-    passed,
-)
+from fedmjp.attacks.first_block import block
+from fedmjp.attacks.first_block.block import FC1_WEIGHT, FC2_WEIGHT
+from fedmjp.attacks.first_block.certificate import CERTAIN, NetworkPass, body_tensors, passed
+from fedmjp.attacks.first_block.equations import Span, TokenEquations
+from fedmjp.attacks.first_block.joint import JointCost, refine
+from fedmjp.attacks.first_block.places import TokenEmbedding, by_slopes, in_place
+from fedmjp.attacks.first_block.search import beside, meet
+from fedmjp.attacks.first_block.starts import NaturalStarts
+from fedmjp.attacks.first_block.tokens import PartialTokens, centred, class_token, entering
 from fedmjp.attacks.labels import labels_of, mean_gradient
-from fedmjp.attacks.mjp.span import block
-from fedmjp.attacks.mjp.span.equations import Span
 from fedmjp.attacks.natural_patches import prior_refusal
 from fedmjp.attacks.token_gradients import positions_refusal
 from fedmjp.config import Config
@@ -42,7 +33,6 @@ from fedmjp.threat import ThreatModel
 MOST_UNKNOWNS = 3200  # of a joint search: its matrix is formed
 SEARCHED = 0.8  # of the time, for searches; what comes after them takes some 30 seconds of DeiT-S
 TURNS = 2  # in which tokens, their places and what fills the others follow from each other
-CERTAIN = 1e-4  # relative distance of every gradient behind the tokens that certifies them
 
 
 class FirstMlpOptions(Config):
@@ -111,11 +101,11 @@ class FirstMlp(Attack[VitClassifier]):
         gradients = {name: mean_gradient(upload, name, model, threat) for name in self.tensors(model)}
         label = labels_of(upload, model, threat)[0]
         first, fc2 = block.first_block(model), block.linear_of(model, "0.mlp.fc2")
-        equations = Equations(first, fc2, gradients[FC1_WEIGHT], gradients[FC2_WEIGHT], 1 + model.grid**2)
+        equations = TokenEquations(first, fc2, gradients[FC1_WEIGHT], gradients[FC2_WEIGHT], 1 + model.grid**2)
         equations = replace(equations, until=began + SEARCHED * self.options.seconds)
         draw = NaturalStarts.of(model).draw
         met = meet(equations, self.options.rounds, self.options.starts, generator, draw=draw)
-        entrance, steps = Entrance.of(model), 0
+        entrance, steps = TokenEmbedding.of(model), 0
         if not len(met):
             raise AttackFailedError(f"{self.name}: no token was met in {self.options.seconds:g} seconds of work")
         if len(met) < equations.count:
@@ -143,15 +133,15 @@ class FirstMlp(Attack[VitClassifier]):
     def _of_some(
         self,
         met: Tensor,
-        equations: Equations,
+        equations: TokenEquations,
         gradients: Mapping[str, Tensor],
-        entrance: Entrance,
+        entrance: TokenEmbedding,
         model: VitClassifier,
         label: int,
         threat: ThreatModel,
     ) -> Tensor:
         """Patches (patches, values) behind the tokens met, most natural ones in places that are left."""
-        some = Some.of(equations, gradients, met, model)
+        some = PartialTokens.of(equations, gradients, met, model)
         met = met[some.kept]
         if not len(met):
             raise AttackFailedError(f"{self.name}: no token but the class token was met")
@@ -166,7 +156,7 @@ class FirstMlp(Attack[VitClassifier]):
             new, of_guess = beside(equations, met, some.guesses(all_tokens, empty))
             if len(new):
                 met, places = torch.cat([met, new]), torch.cat([places, empty[of_guess]])
-                some = Some.of(equations, gradients, met, model)
+                some = PartialTokens.of(equations, gradients, met, model)
                 met, places = met[some.kept], places[some.kept]
             tokens = some.entering(all_tokens)
             slopes = self._through(model, gradients, all_tokens, label, threat).slopes[1:]
@@ -175,13 +165,23 @@ class FirstMlp(Attack[VitClassifier]):
         return patches
 
     def _patches(
-        self, tokens: Tensor, slopes: Tensor, gradients: Mapping[str, Tensor], entrance: Entrance, model: VitClassifier
+        self,
+        tokens: Tensor,
+        slopes: Tensor,
+        gradients: Mapping[str, Tensor],
+        entrance: TokenEmbedding,
+        model: VitClassifier,
     ) -> Tensor:
         """Patches (patches, values) in their places behind tokens and their slopes (patches, dim) in any order."""
         return entrance.patches(tokens, self._places(tokens, slopes, gradients, entrance, model), model)
 
     def _places(
-        self, tokens: Tensor, slopes: Tensor, gradients: Mapping[str, Tensor], entrance: Entrance, model: VitClassifier
+        self,
+        tokens: Tensor,
+        slopes: Tensor,
+        gradients: Mapping[str, Tensor],
+        entrance: TokenEmbedding,
+        model: VitClassifier,
     ) -> Tensor:
         """Places (tokens,) of tokens (tokens, dim) with their slopes, perhaps not all of the picture's."""
         del slopes, gradients
@@ -189,21 +189,21 @@ class FirstMlp(Attack[VitClassifier]):
 
     def _through(
         self, model: VitClassifier, gradients: Mapping[str, Tensor], tokens: Tensor, label: int, threat: ThreatModel
-    ) -> Passed:
+    ) -> NetworkPass:
         together = torch.cat([centred(class_token(model))[None], tokens])
         return passed(model, gradients, together, label, threat.label_smoothing)
 
     def _refined(
         self,
         patches: Tensor,
-        equations: Equations,
+        equations: TokenEquations,
         gradients: Mapping[str, Tensor],
-        entrance: Entrance,
+        entrance: TokenEmbedding,
         model: VitClassifier,
     ) -> tuple[Tensor, int]:
         fixed = torch.cat([centred(class_token(model))[None], entrance.shift + entrance.positions])
         queries = Span.of(gradients[names.FIRST_QKV_WEIGHT], equations.count)
-        joint = Joint(equations, queries, entrance.weight, fixed, entrance.prior)
+        joint = JointCost(equations, queries, entrance.weight, fixed, entrance.prior)
         steps = self.options.steps
         refined = refine(joint, patches, steps, lambda step, cost: self.on_progress(step, steps, cost))
         return refined.patches, refined.steps
@@ -218,7 +218,12 @@ class FirstMlpPositions(FirstMlp):
     besides = (names.POSITION_EMBEDDING,)
 
     def _places(
-        self, tokens: Tensor, slopes: Tensor, gradients: Mapping[str, Tensor], entrance: Entrance, model: VitClassifier
+        self,
+        tokens: Tensor,
+        slopes: Tensor,
+        gradients: Mapping[str, Tensor],
+        entrance: TokenEmbedding,
+        model: VitClassifier,
     ) -> Tensor:
         del tokens, entrance, model
         return by_slopes(slopes, gradients[names.POSITION_EMBEDDING][0, 1:])
@@ -233,7 +238,12 @@ class FirstMlpPatches(FirstMlp):
     besides = (names.PATCH_WEIGHT,)
 
     def _patches(
-        self, tokens: Tensor, slopes: Tensor, gradients: Mapping[str, Tensor], entrance: Entrance, model: VitClassifier
+        self,
+        tokens: Tensor,
+        slopes: Tensor,
+        gradients: Mapping[str, Tensor],
+        entrance: TokenEmbedding,
+        model: VitClassifier,
     ) -> Tensor:
         if entrance.shows_all:  # then tokens are the more exact source
             return super()._patches(tokens, slopes, gradients, entrance, model)

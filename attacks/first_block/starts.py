@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.first_mlp.places import Entrance
-from fedmjp.attacks.mjp.span.block import Norm, norm_of
+from fedmjp.attacks.first_block.block import Norm, norm_of
+from fedmjp.attacks.first_block.places import TokenEmbedding
 from fedmjp.models.classifier import VitClassifier
 
 LEVEL = 0.1  # what is left of the mean of each channel
@@ -20,14 +20,14 @@ LEVEL = 0.1  # what is left of the mean of each channel
 class NaturalStarts:
     """Draws whitened tokens behind the first attention, as if it added nothing."""
 
-    entrance: Entrance
+    entrance: TokenEmbedding
     norm: Norm
     root: Tensor  # (values, values), of the covariance of patches
 
     @staticmethod
     def of(model: VitClassifier) -> "NaturalStarts":
         """For one model."""
-        entrance = Entrance.of(model)
+        entrance = TokenEmbedding.of(model)
         strengths, axes = torch.linalg.eigh(entrance.prior.covariance)
         return NaturalStarts(entrance, norm_of(model, "0.norm2"), axes * strengths.clamp(min=0).sqrt())
 

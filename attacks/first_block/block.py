@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from fedmjp.models.classifier import VitClassifier
 
 PREFIX = "backbone.blocks.0."
+PROJ_WEIGHT, PROJ_BIAS = PREFIX + "attn.proj.weight", PREFIX + "attn.proj.bias"
+FC1_WEIGHT, FC2_WEIGHT = PREFIX + "mlp.fc1.weight", PREFIX + "mlp.fc2.weight"
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,49 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedmjp.attacks.first_block.block import FirstBlock, Linear, gelu, gelu_slope
 from fedmjp.attacks.linear_systems import NEGLIGIBLE
-from fedmjp.attacks.mjp.span.block import FirstBlock, Linear, gelu, gelu_slope
-from fedmjp.attacks.mjp.span.equations import Span
 
 ROUNDED = 1e-5  # of an activation's length: what float32 moves the loudest tokens by, which the spans do not tell
 
 
 @dataclass(frozen=True)
-class Point:
+class Span:
+    """Row space of a gradient sum_t e_t a_t^T, and how far rounding has turned it.
+
+    With noise of standard deviation s in every entry of the gradient, the singular direction of value S is
+    turned towards every direction outside by s / S times a standard normal number. What is then left of a
+    true a outside of the span has, per outside direction, the variance sum_i (s / S_i)^2 (a . v_i)^2. It is
+    the upload itself that tells s: what no sum over so many tokens can explain.
+    """
+
+    columns: Tensor  # (values, tokens), the v_i, orthonormal
+    turned: Tensor  # (tokens,), s / S_i
+
+    @staticmethod
+    def of(gradient: Tensor, tokens: int) -> "Span":
+        """From a gradient (outputs, values) summed over tokens, fewer than outputs and values."""
+        _, singular, right = torch.linalg.svd(gradient, full_matrices=False)
+        free = (gradient.shape[0] - tokens) * (gradient.shape[1] - tokens)
+        noise = (singular[tokens:].square().sum() / max(free, 1)).sqrt()
+        return Span(right[:tokens].T.contiguous(), noise / singular[:tokens])
+
+    @property
+    def outside(self) -> int:
+        """Directions outside."""
+        return self.columns.shape[0] - self.columns.shape[1]
+
+    def remainder(self, rows: Tensor) -> Tensor:
+        """What of rows (rows, values) lies outside."""
+        return rows - (rows @ self.columns) @ self.columns.T
+
+    def expected(self, rows: Tensor) -> Tensor:
+        """(rows,) squared length of the remainder that rounding alone makes of true rows."""
+        return self.outside * (rows @ self.columns * self.turned).square().sum(dim=1)
+
+
+@dataclass(frozen=True)
+class MlpPoint:
     """The equations at some whitened tokens."""
 
     inputs: Tensor
@@ -45,7 +79,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Equations:
+class TokenEquations:
     """Of one pair of gradients."""
 
     block: FirstBlock
@@ -99,14 +133,14 @@ class Equations:
         """Length of a whitened token, but for the LayerNorm's epsilon."""
         return math.sqrt(self.basis.shape[1])
 
-    def at(self, whitened: Tensor) -> Point:
+    def at(self, whitened: Tensor) -> MlpPoint:
         """The equations at whitened tokens (rows, dim)."""
         inputs = whitened * self.block.norm2.gain + self.block.norm2.bias
         before = self.block.fc1(inputs)
         after = gelu(before)
-        return Point(inputs, before, after, self.inputs.remainder(inputs), self.activations.remainder(after))
+        return MlpPoint(inputs, before, after, self.inputs.remainder(inputs), self.activations.remainder(after))
 
-    def normal(self, point: Point) -> tuple[Tensor, Tensor]:
+    def normal(self, point: MlpPoint) -> tuple[Tensor, Tensor]:
         """Gauss-Newton matrices (rows, unknowns, unknowns) and gradients (rows, unknowns).
 
         Gradients decide where a search ends, and are exact. Matrices decide how fast it gets there, and are formed in
@@ -118,7 +152,7 @@ class Equations:
         gradient = (point.outside_activations * slopes) @ self._expanded + point.outside_inputs @ self._gained
         return (jacobian.mT @ jacobian - inside.mT @ inside).double() + self._still, gradient
 
-    def excess(self, point: Point) -> Tensor:
+    def excess(self, point: MlpPoint) -> Tensor:
         """(rows,) length of what is left over that which rounding leaves of a true token: about 1 for one."""
         rounded = (ROUNDED * point.activations.norm(dim=1)).square()
         expected = self.inputs.expected(point.inputs) + self.activations.expected(point.activations) + rounded
@@ -139,7 +173,7 @@ class Equations:
         at_outputs = length * direction @ left.mT
         return at_outputs, bent * (at_outputs @ self.fc2.weight)
 
-    def without(self, whitened: Tensor) -> "Equations":
+    def without(self, whitened: Tensor) -> "TokenEquations":
         """The equations of the tokens that are left when these are taken out of both sums."""
         if not len(whitened):
             return self

@@ -8,22 +8,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.first_mlp.filling import fill
-from fedmjp.attacks.first_mlp.tokens import centred
+from fedmjp.attacks.first_block.tokens import centred
 from fedmjp.attacks.linear_systems import NEGLIGIBLE, Gaussian
 from fedmjp.attacks.mjp.affine import AffinePatches
+from fedmjp.attacks.mjp.closing import close, conjugate_gradients, solver_on_torus
 from fedmjp.attacks.natural_patches import natural_inputs
 from fedmjp.attacks.natural_pictures import NaturalPictures
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.patches import from_patches
+from fedmjp.models.entrance import Entrance
+from fedmjp.patches import from_patches, to_patches
 
+RIDGE = 1e-6  # of the largest strength: the preconditioner of a whole patch need not resolve less
 UNSURE = 3e-3  # of a token's values: errors that the places must bear
 WIDTH, SWAPS = 160, 1500  # pairs that are tried before the order counts as settled, and in all
 
 
 @dataclass(frozen=True)
-class Entrance:
+class TokenEmbedding:
     """How patches become tokens, less what LayerNorms do not see: means over the dimensions."""
 
     weight: Tensor  # (dim, values)
@@ -32,14 +34,14 @@ class Entrance:
     prior: Gaussian
 
     @staticmethod
-    def of(model: VitClassifier) -> "Entrance":
+    def of(model: VitClassifier) -> "TokenEmbedding":
         """Read it out of a model, in float64."""
         weight, bias, positions = (
             model.get_parameter(name).detach().double()
             for name in (names.PATCH_WEIGHT, names.PATCH_BIAS, names.POSITION_EMBEDDING)
         )
         prior = natural_inputs(model)
-        return Entrance(centred(weight.flatten(1).mT).mT, centred(bias), centred(positions[0, 1:]), prior)
+        return TokenEmbedding(centred(weight.flatten(1).mT).mT, centred(bias), centred(positions[0, 1:]), prior)
 
     @property
     def shows_all(self) -> bool:
@@ -147,3 +149,36 @@ def in_place(rows: Tensor, places: Tensor) -> Tensor:
     ordered = torch.empty_like(rows)
     ordered[places] = rows
     return ordered
+
+
+def fill(affine: AffinePatches, missing: Tensor, model: Entrance) -> Tensor:
+    """The most natural picture (patches, values) of which patches ``missing`` (patches,) bool are open altogether.
+
+    The other patches are open along the basis alone, as for ``close``. The preconditioner solves these on a torus and
+    each missing patch by itself.
+    """
+    if not missing.any():
+        return close(affine, model)
+    prior = NaturalPictures.for_model(model)
+    basis = affine.basis.float()
+    strengths, axes = torch.linalg.eigh(prior.between_patches(model.patch_size, 0, 0).double())
+    alone = ((axes / strengths.clamp(min=RIDGE * strengths[-1])) @ axes.mT).float()
+    on_torus = solver_on_torus(prior, basis, model) if len(basis) else None
+
+    def slope(patches: Tensor) -> Tensor:
+        image = from_patches(patches[None], model.image_size, model.patch_size)[0]
+        return open_part(to_patches(prior.slope(image)[None], model.patch_size)[0])
+
+    def open_part(patches: Tensor) -> Tensor:
+        return torch.where(missing[:, None], patches, patches @ basis.mT @ basis)
+
+    def precondition(residual: Tensor) -> Tensor:
+        solved = torch.zeros_like(residual)
+        if on_torus is not None:
+            solved = open_part(on_torus(torch.where(missing[:, None], 0, residual) @ basis.mT) @ basis)
+        solved[missing] = residual[missing] @ alone
+        return solved
+
+    mean = prior.mean.repeat_interleave(model.patch_size**2)
+    start = torch.where(missing[:, None], mean, affine.known.float())
+    return (start + conjugate_gradients(slope, -slope(start - mean), precondition)).double()
