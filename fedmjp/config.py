@@ -187,7 +187,7 @@ class ModelConfig(Config):
 
 
 class RunConfig(Config):
-    """What Flower's run-config carries: the scenarios of a run as JSON, and where its parties leave files.
+    """Flower's run-config: the scenarios of a run as JSON, and the folders in which its parties leave files.
 
     Empty text means nowhere. ``evaluator_folder`` is for clients only: they leave the private pictures there, beside
     the run. Server-side code never opens it.

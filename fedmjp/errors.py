@@ -58,7 +58,7 @@ class FedmjpError(Exception):
 
 
 class BadInputError(FedmjpError):
-    """What the user gave cannot be used. Remedy: change the argument that the message names."""
+    """Input of the user that cannot be used. Remedy: change the argument that the message names."""
 
     exit_code = 2
 

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 from fedmjp.errors import MissingExtraError
 
-# What each extra of pyproject.toml brings, by the name under which it is imported.
+# The packages of each extra of pyproject.toml, by the name under which it is imported.
 EXTRAS = {
     "datasets": ("datasets",),
     "deploy": ("supervisor",),

@@ -37,7 +37,7 @@ class Puzzle(Config):
     localisation_schedule: Literal["constant", "cosine"] = "constant"
 
 
-# What the official code does where the paper says otherwise. Its masks are ``mjp:mask_ratio=0.1``, and its regressor
+# The official code where the paper says otherwise. Its masks are ``mjp:mask_ratio=0.1``, and its regressor
 # has two layers (``ModelConfig.localisation_layers``).
 OFFICIAL_CODE = Puzzle(probability=0.5, warmup_epochs=20, masks="batch", localisation_schedule="cosine")
 

@@ -23,7 +23,7 @@ PACKAGES = (
 )  # fmt: skip
 # Parts of the package that lie in folders of their own, in a clone.
 PARTS = ("attacks", "benchmarks", "clients", "server")
-# What only summarises and shows numbers.
+# Folders that only summarise and show numbers.
 SHOWS = {"cli", "leaderboard", "performance", "report"}
 
 

@@ -120,7 +120,7 @@ def load_fields(path: Path) -> dict[str, Any]:
 QUOTED_DIGITS = 16  # of a digest, in messages
 UploadKind = Literal["gradient", "delta", "weights", "unknown"]
 ATTACKED = ("gradient", "delta")
-# What an upload's file states beside its tensors; labels and others are never among it.
+# The statements of an upload's file beside its tensors: never labels and other uploads.
 UPLOAD_FIELDS = ("kind", "num_examples", "server_round", "node", "weights")
 
 
@@ -129,7 +129,7 @@ class Upload:
     """The upload of one client in one round, as it crossed the wire."""
 
     tensors: Mapping[str, Tensor]  # parameter name to value
-    # What the values are: a gradient, a weight change ("delta"), whole weights, or what nobody here can tell.
+    # The values: a gradient, a weight change ("delta"), whole weights, or something that nobody here can tell.
     kind: UploadKind
     num_examples: int  # pictures behind it, as the client reports them
     server_round: int  # round number, from 1
@@ -185,8 +185,8 @@ class Reconstruction:
     """Pictures that an attack made of one upload."""
 
     images: Tensor  # (batch, 3, size, size) float32 in [0, 1]
-    # What the attacker itself can tell about it (rank, condition number, patches that it found masked); never
-    # anything computed with private data.
+    # The attacker's own knowledge of it (rank, condition number, patches that it found masked); never anything
+    # computed with private data.
     diagnostics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -223,7 +223,7 @@ class Features:
     features: Tensor | None = None  # (batch, dim) float64, what the last layer reads; None where labels alone come out
     # As for a reconstruction. ``certified`` is 1 where residuals alone show that every row is right.
     diagnostics: Mapping[str, float] = field(default_factory=dict)
-    # What else is known of each picture, a row each in the order of the labels: "probabilities", "loss" and the like.
+    # Further knowledge of each picture, a row each in the order of the labels: "probabilities", "loss" and the like.
     facts: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

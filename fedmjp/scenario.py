@@ -240,7 +240,7 @@ def of_single_batches(values: Mapping[str, Any], pictures: int) -> Scenario:
     return Scenario.parse({**values, "clients": pictures // size, "pictures_per_client": size})
 
 
-# What `flwr run .` plays in a clone, without any run-config.
+# `flwr run .` plays it in a clone, without any run-config.
 DEFAULT = Scenario(defences=(DefenceConfig(name="mjp"),), clients=2)
 
 

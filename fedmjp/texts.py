@@ -6,7 +6,7 @@ from typing import TypeVar
 Cell = TypeVar("Cell")
 # Control characters but for tab and line feed, and halves of letters.
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-# What spreadsheets look for, its full-width forms, and the apostrophe, so that ``unguard`` knows whose it is.
+# Beginnings that spreadsheets look for, with full-width forms, and the apostrophe, so that ``unguard`` can tell.
 FORMULA = re.compile(r"[=+\-@\t\r\n＝＋－＠']")
 
 

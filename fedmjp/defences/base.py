@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Stage = Literal["pictures", "model", "examples", "update", "aggregate"]
-# What must be seen at once: with "tensor", a part of an update is protected as the whole is.
+# The part that must be seen at once: with "tensor", a part of an update is protected as the whole is.
 Scope = Literal["tensor", "update", "example"]
-# What a defence leaves on an upload, for attacks to take into account or to be blind to.
+# Traces that a defence leaves on an upload, for attacks to take into account or to be blind to.
 Mark = Literal[
     "shuffled",  # patches of the picture changed places
     "masked",  # the position embedding of some patches was replaced
@@ -219,7 +219,7 @@ class Defence(ABC):
         """Count the clients whose updates the server sees as one."""
         return 1
 
-    # What an attacker may take into account.
+    # For attackers to take into account.
     @property
     def rounding(self) -> float:
         """Return the largest relative error that it leaves in an entry."""
@@ -234,7 +234,7 @@ class Defence(ABC):
         del uploaded
         return 0.0
 
-    # What it costs.
+    # Its cost.
     def spent(self, uploads: int) -> Spent | None:
         """Compute the privacy that the uploads of one client cost; None without a guarantee.
 
@@ -252,7 +252,7 @@ class Defence(ABC):
         """
         return incoming
 
-    # What may stand before and after it.
+    # Its place in a pipeline.
     def refusal(self, earlier: Sequence[Defence]) -> str | None:
         """Say why it cannot follow other defences; None if it can.
 

@@ -294,7 +294,7 @@ class Pipeline:
 pipeline_of = lru_cache(maxsize=256)(Pipeline)
 
 
-def named(value: object) -> object:
+def read_model(value: object) -> object:
     """Read a model by its name alone, or with trained weights by ``zoo:NAME``."""
     if isinstance(value, str) and value.startswith(PREFIX):
         return {**zoo_model(value).model, "weights": Checkpoint.of(value)}
@@ -304,7 +304,7 @@ def named(value: object) -> object:
 class Defended(Config):
     """A model, and how those who train it protect themselves."""
 
-    model: Annotated[ModelConfig, BeforeValidator(named)] = ModelConfig(name="deit_small")
+    model: Annotated[ModelConfig, BeforeValidator(read_model)] = ModelConfig(name="deit_small")
     defences: Defences = ()
 
     @property
