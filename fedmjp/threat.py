@@ -194,7 +194,8 @@ class ThreatModel(ClientStep):
     It follows the protocol, keeps the weights that it sent, and reads each upload. It set the recipe of the local
     training, so it knows steps, learning rate, label smoothing, mixup and that crops are taken, not what is drawn. With
     ``server`` it is malicious in one thing: it changes weights before it sends them. Each of ``defences`` states
-    what the server is told of it. It never holds a picture of the client, the mask, the permutation, or the evaluator's records.
+    what the server is told of it. It never holds a picture of the client, the mask, the permutation, or the evaluator's
+    records.
     """
 
     name: str = "Honest-but-curious server"
