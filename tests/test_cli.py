@@ -16,8 +16,8 @@ from fedmjp.defences import DEFENCES
 from fedmjp.errors import FederationError
 from fedmjp.metrics import METRICS
 from fedmjp.models.build import ARCHITECTURES
-from fedmjp.modifications import SERVERS
 from fedmjp.running import run_function
+from fedmjp.threat import SERVERS
 from tests.experiments import small_experiments
 from tests.studies import load_study
 

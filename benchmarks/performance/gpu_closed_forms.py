@@ -30,7 +30,7 @@ from fedmjp.provenance import hardware
 from fedmjp.records import Upload
 from fedmjp.scenario import Scenario
 from fedmjp.stacked import entrance_gradients
-from fedmjp.transfer import sent
+from fedmjp.tensors import to_device
 
 MODELS = {"patch_embedding": "deit_small", "april": "deit_small_april"}
 STACK, SMALL_STACK = 200, 16  # pictures of a pass, on a GPU and elsewhere
@@ -162,6 +162,6 @@ class _Run:
 
     def _scored(self, private: Sequence[PrivateBatch], made: Tensor) -> Tensor:
         device = torch.device(self.work.device)
-        truth, made = sent(torch.cat([batch.clean for batch in private]), device), sent(made, device)
+        truth, made = to_device(torch.cat([batch.clean for batch in private]), device), to_device(made, device)
         values = {name: METRICS[name].function(made, truth) for name in self.pictures.metrics}
         return values["psnr"].cpu()

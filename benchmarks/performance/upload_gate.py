@@ -39,9 +39,9 @@ from fedmjp.clients.mods import UploadGate
 from fedmjp.clients.replies import Sent, read_update
 from fedmjp.config import ModelConfig
 from fedmjp.lean import timm
-from fedmjp.replies import mean_of
 from fedmjp.running import run_function
 from fedmjp.seeds import scoped_randomness, torch_generator
+from fedmjp.tensors import mean_of
 
 ROUNDS, CLIENTS = 50, 2
 SIZE = 32

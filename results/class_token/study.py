@@ -180,7 +180,7 @@ def _sent(client: Client, features: Tensor, labels: Tensor, threat: ThreatModel,
     loss = F.cross_entropy(F.linear(features, weight, bias), labels)
     tensors = dict(zip((names.HEAD_WEIGHT, names.HEAD_BIAS), torch.autograd.grad(loss, (weight, bias)), strict=True))
     randomness = SeededRandomness(SEED, ("class_token", client.name, len(labels), number))
-    protected = protect_trained(tensors, client.model, threat, examples=len(labels), shown=(), randomness=randomness)
+    protected = protect_trained(tensors, client.model, threat, examples=len(labels), arranged=(), randomness=randomness)
     return Upload(protected, "gradient", len(labels), 1, 0, "")
 
 

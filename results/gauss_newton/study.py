@@ -29,7 +29,6 @@ from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.held_out import seen_before
 from fedmjp.benchmarks.leaderboard.statistics import share
 from fedmjp.benchmarks.scripts import Pictures, keep_table
-from fedmjp.children import workers
 from fedmjp.config import Checkpoint
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source, select
@@ -39,6 +38,7 @@ from fedmjp.metrics import metric
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
+from fedmjp.processes import workers
 from fedmjp.records import Reconstruction
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario

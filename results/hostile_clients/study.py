@@ -24,7 +24,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
-from fedmjp.benchmarks.federation.training import training_of
 from fedmjp.benchmarks.scripts import Pictures, keep_table
 from fedmjp.clients.training import LocalTraining
 from fedmjp.config import Checkpoint
@@ -35,7 +34,7 @@ from fedmjp.models.build import build
 from fedmjp.models.classifier import Classifier
 from fedmjp.records import weights_digest
 from fedmjp.running import run_function
-from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.scenario import TrainingScenario, run_config_of
 from fedmjp.server.loop import Federation
 from fedmjp.server.validation import Validation
 from fedmjp.training.accuracy import Accuracy
@@ -153,7 +152,7 @@ def main(
     torch.set_num_threads(1)
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # as inside a run of Flower's
     any_server = scenario_of(data, next(iter(SERVERS)), rounds, seed)
-    measured = Remembering(build(any_server.network), any_server, training_of(any_server).recipe)
+    measured = Remembering(build(any_server.network), any_server, any_server.training.recipe)
     made = (rows(data, server, rounds, seed, measured) for server in servers or SERVERS)
     table = pd.DataFrame(itertools.chain.from_iterable(made))
     about = {"weights": WEIGHTS, "rounds": rounds, "seed": seed, "clients": CLIENTS, "pictures": PICTURES}
@@ -173,12 +172,12 @@ def rows(data: str, server: str, rounds: int, seed: int, measured: "Remembering"
         typer.echo(f"{server}, {attack} {hostile}: Top-1 {row['top1']:.1%}, {row['refused']} refused")
 
 
-def scenario_of(data: str, server: str, rounds: int, seed: int) -> Scenario:
+def scenario_of(data: str, server: str, rounds: int, seed: int) -> TrainingScenario:
     """The federation of a server that goes on from trained weights."""
     values: dict[str, Any] = {"data": data, "clients": CLIENTS, "seed": seed}
     values |= {"server_learning_rate": RATES[server]} if server in RATES else {}
     values |= {"training": {"rounds": rounds, "recipe": RECIPE, **SERVERS[server]}}
-    return Scenario.parse({**values, "model": {**zoo_model(WEIGHTS).model, "weights": Checkpoint.of(WEIGHTS)}})
+    return TrainingScenario.parse({**values, "model": {**zoo_model(WEIGHTS).model, "weights": Checkpoint.of(WEIGHTS)}})
 
 
 def play(cohort: "Cohort", attack: str, hostile: int) -> dict[str, Any]:
@@ -200,7 +199,7 @@ def play(cohort: "Cohort", attack: str, hostile: int) -> dict[str, Any]:
 class Remembering(Validation):
     """Measures the same weights once, in whichever run they come."""
 
-    def __init__(self, model: Classifier, scenario: Scenario, recipe: Recipe) -> None:
+    def __init__(self, model: Classifier, scenario: TrainingScenario, recipe: Recipe) -> None:
         super().__init__(model, scenario, recipe)
         self._known: dict[str, Accuracy] = {}
 
@@ -216,7 +215,7 @@ class Remembering(Validation):
 class Cohort:
     """What honest clients send, and those that take each label for its opposite: computed once for the same weights."""
 
-    scenario: Scenario
+    scenario: TrainingScenario
     pictures: LabelledDataset
     opposite: LabelledDataset
     dealt: Partition
@@ -224,11 +223,11 @@ class Cohort:
     answers: dict[tuple[str, int, int, bool], RecordDict] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, scenario: Scenario, measured: Remembering) -> "Cohort":
+    def of(cls, scenario: TrainingScenario, measured: Remembering) -> "Cohort":
         """Deal the pictures."""
         pictures = open_dataset(scenario.data, "train", classes=scenario.model.classes)
         opposite = replace(pictures, labels=pictures.labels.max() - pictures.labels)
-        config = training_of(scenario).partition
+        config = scenario.training.partition
         dealt = partition(pictures.labels, config, clients=scenario.clients, seed=scenario.seed)
         return cls(scenario, pictures, opposite, dealt, measured)
 
@@ -240,7 +239,7 @@ class Cohort:
         if key not in self.answers:
             local = LocalTraining(
                 self.scenario,
-                training_of(self.scenario),
+                self.scenario.training,
                 client,
                 server_round,
                 self.opposite if flipped else self.pictures,

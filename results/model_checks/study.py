@@ -38,7 +38,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
 import fedmjp
-from fedmjp.benchmarks.federation.training import training_of
 from fedmjp.benchmarks.leaderboard.statistics import share
 from fedmjp.benchmarks.scripts import Pictures, keep_table
 from fedmjp.clients.checks import Finding, Incoming, examine_model, remember
@@ -52,7 +51,7 @@ from fedmjp.models import names
 from fedmjp.models.build import build, build_vit, with_weights
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.running import run_function
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import AnyScenario, Scenario, TrainingScenario
 from fedmjp.seeds import numpy_generator, scoped_randomness, torch_generator
 from fedmjp.server.aggregation import Aggregator
 from fedmjp.server.shelf import Shelf
@@ -182,12 +181,12 @@ def _transformers(dataset: LabelledDataset, data: str, seed: int, rounds: int) -
     yield _slowly(Arm(scenario.model.name, *STRATEGIES[0], DEFENCES[0]), scenario, dataset, rounds)
 
 
-def _scenario(data: str, strategy: str, scheme: str, defence: str, seed: int, rounds: int) -> Scenario:
+def _scenario(data: str, strategy: str, scheme: str, defence: str, seed: int, rounds: int) -> TrainingScenario:
     values = dict(read_yaml(CONFIG)[1])
     training = {name: values.pop(name) for name in list(values) if name in Training.model_fields}
     training |= {"strategy": strategy, "rounds": rounds, "partition": {**training["partition"], "scheme": scheme}}
     regressed = "none" if defence == "none" else "nonlinear"
-    return Scenario.parse(
+    return TrainingScenario.parse(
         {
             **values,
             "model": {**values.pop("model"), "seed": seed, "localisation": regressed},
@@ -200,9 +199,9 @@ def _scenario(data: str, strategy: str, scheme: str, defence: str, seed: int, ro
     )
 
 
-def _shares(dataset: LabelledDataset, scenario: Scenario) -> list[np.ndarray]:
+def _shares(dataset: LabelledDataset, scenario: TrainingScenario) -> list[np.ndarray]:
     """Each client's pictures, at most so many of those that it was dealt."""
-    config = training_of(scenario).partition
+    config = scenario.training.partition
     dealt = partition(dataset.labels, config, clients=CLIENTS, seed=scenario.seed)
     generator = numpy_generator(scenario.seed, "share")
     return [generator.permutation(indices)[:SHARE] for indices in dealt.shares]
@@ -218,11 +217,11 @@ def _site(dataset: LabelledDataset, indices: np.ndarray, size: int) -> Site:
     return Site(torch.stack([one.image for one in own]), torch.tensor([one.label for one in own]), batch)
 
 
-def _trained(scenario: Scenario, dataset: LabelledDataset, shares: Sequence[np.ndarray]) -> Train:
+def _trained(scenario: TrainingScenario, dataset: LabelledDataset, shares: Sequence[np.ndarray]) -> Train:
     aggregator = Aggregator(scenario, [name for name, _ in build(scenario.network).named_parameters()])
 
     def train(server_round: int, client: int, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
-        training, seed = training_of(scenario), scenario.seed
+        training, seed = scenario.training, scenario.seed
         local = LocalTraining(scenario, training, client, server_round, dataset, shares[client], seed)
         answer = local.answer(RecordDict({**aggregator.records(weights), "config": ConfigRecord({})}))
         return answer.array_records[ARRAYS].to_torch_state_dict(), len(shares[client])
@@ -231,7 +230,13 @@ def _trained(scenario: Scenario, dataset: LabelledDataset, shares: Sequence[np.n
 
 
 def _played(
-    arm: Arm, scenario: Scenario, model: nn.Module, sites: Sequence[Site], train: Train, servers: Servers, rounds: int
+    arm: Arm,
+    scenario: TrainingScenario,
+    model: nn.Module,
+    sites: Sequence[Site],
+    train: Train,
+    servers: Servers,
+    rounds: int,
 ) -> Iterator[dict[str, Any]]:
     """Every round of a federation: examined by each client, then trained and aggregated."""
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # no engine gives messages their identity
@@ -272,7 +277,7 @@ def _row(findings: Sequence[Finding]) -> dict[str, Any]:
     return {"suspicious": bool(alarms), "alarms": ", ".join(alarms), **values, **limits}
 
 
-def _servers_of(scenario: Scenario, model: VitClassifier) -> Servers:
+def _servers_of(scenario: AnyScenario, model: VitClassifier) -> Servers:
     """What servers make of a transformer's honest weights; nothing where they refuse, or learn nothing."""
 
     def servers(weights: Mapping[str, Tensor], site: Site) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
@@ -290,7 +295,7 @@ def _servers_of(scenario: Scenario, model: VitClassifier) -> Servers:
 
 
 def _changed(
-    scenario: Scenario, model: VitClassifier, server: str, batch: Sequence[LabelledPicture]
+    scenario: AnyScenario, model: VitClassifier, server: str, batch: Sequence[LabelledPicture]
 ) -> Mapping[str, Tensor]:
     """What a server sends to a client that shows this batch; to one that it silences, of suppression."""
     count = len(batch)
@@ -332,7 +337,7 @@ def _by_breaching(model: VitClassifier, attack: str, batch: Sequence[LabelledPic
     return {name: changed.get_parameter(name).detach() for name in (names.HEAD_WEIGHT, names.HEAD_BIAS)}
 
 
-def _slowly(arm: Arm, scenario: Scenario, dataset: LabelledDataset, rounds: int) -> Iterator[dict[str, Any]]:
+def _slowly(arm: Arm, scenario: TrainingScenario, dataset: LabelledDataset, rounds: int) -> Iterator[dict[str, Any]]:
     """Quiet class fishing in steps, for each client alone: what it trains on is what it was sent."""
     shares, model = _shares(dataset, scenario), build_vit(scenario.network)
     train = _trained(scenario, dataset, shares)

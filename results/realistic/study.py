@@ -230,7 +230,7 @@ def dropping(scenario: Scenario, pictures: list[LabelledPicture], network: VitCl
     changed: Sequence[Mapping[str, torch.Tensor]] = ()
     with scoped_randomness(derive(SEED, "drop path", *private.pictures)):
         if scenario.server is not None:
-            server, threat = scenario.server.made(), scenario.threat
+            server, threat = scenario.server.build(), scenario.threat
             known = server.learn(upload([server.probe(network, threat)]), network, threat)
             changed = server.weights(network, threat, known)
         return Exchange(private, upload(changed), tuple(changed))

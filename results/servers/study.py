@@ -34,11 +34,11 @@ from fedmjp.metrics.pictures import psnr
 from fedmjp.models import names
 from fedmjp.models.build import build_vit, with_weights
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.modifications import SCOPE
 from fedmjp.patches import to_patches
 from fedmjp.records import Reconstruction
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
+from fedmjp.threat import SCOPE
 
 FOLDER = Path("results/servers")
 SEED = 0

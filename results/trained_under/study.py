@@ -24,7 +24,6 @@ from fedmjp.benchmarks.campaign.battery import View, read_battery
 from fedmjp.benchmarks.folder.study import TRIALS
 from fedmjp.benchmarks.plan.experiment import AttackConfig
 from fedmjp.benchmarks.scripts import Pictures, keep_table, load_unseen
-from fedmjp.children import workers
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.defences.pipeline import Pipeline, read_pipeline
@@ -32,6 +31,7 @@ from fedmjp.errors import AttackFailedError, AttackNotApplicableError, BadInputE
 from fedmjp.exchange import Exchange
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.processes import workers
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Setting
@@ -141,7 +141,7 @@ def rows_of(
     setting = Setting.C if scenario.pipeline.shuffles else Setting.A
     applied: dict[str, AttackConfig] = {}
     for attack in (*attacks, *searches):
-        method = attack.made()
+        method = attack.build()
         adapted = method.adapted(scenario.pipeline, network, scenario.threat)
         if reason := method.refusal(network, scenario.threat):
             yield {"attack": attack.label, "refusal": reason}

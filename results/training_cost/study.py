@@ -19,13 +19,13 @@ import typer
 
 import fedmjp
 from fedmjp.benchmarks.federation.resources import resources_for
-from fedmjp.benchmarks.federation.training import deal, plan_for, rounds_done, train_federated, training_of
+from fedmjp.benchmarks.federation.training import deal, plan_for, rounds_done, train_federated
 from fedmjp.benchmarks.scripts import Pictures, keep_table
 from fedmjp.config import Checkpoint
 from fedmjp.defences.pipeline import DefenceConfig, pipeline_of
 from fedmjp.learning import Training
 from fedmjp.running import run_function
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import TrainingScenario
 from fedmjp.training.history import History
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.yaml_files import read_yaml
@@ -86,13 +86,13 @@ def rows(data: str, runs: Path, asked_for: Iterable[tuple[int, str, str]]) -> It
         typer.echo(f"{name}: Top-1 {last['top1']:.1%}, {last['seconds']:.0f} s in its last round")
 
 
-def name_of(asked: Scenario, scheme: str) -> str:
+def name_of(asked: TrainingScenario, scheme: str) -> str:
     """The folder of a run."""
     label = pipeline_of(asked.defences).label.replace(":", "-").replace("=", "-")
     return f"{scheme}-{label}-{asked.seed}"
 
 
-def scenario_of(data: str, scheme: str, defence: str, seed: int) -> Scenario:
+def scenario_of(data: str, scheme: str, defence: str, seed: int) -> TrainingScenario:
     """The federation of the configuration, under one defence or none."""
     values = dict(read_yaml(CONFIG)[1])
     training = {name: values.pop(name) for name in list(values) if name in Training.model_fields}
@@ -100,18 +100,18 @@ def scenario_of(data: str, scheme: str, defence: str, seed: int) -> Scenario:
     defences = () if defence == "none" else (DefenceConfig.parse(defence),)
     regressed = "nonlinear" if pipeline_of(defences).shuffles else "none"
     model = {**values.pop("model"), "seed": seed, "localisation": regressed}
-    return Scenario.parse(
+    return TrainingScenario.parse(
         {**values, "model": model, "data": data, "defences": defences, "seed": seed, "training": training}
     )
 
 
-def trained(asked: Scenario, folder: TrainingFolder) -> None:
+def trained(asked: TrainingScenario, folder: TrainingFolder) -> None:
     """Train, or go on, or do nothing where all rounds are done."""
     folder.root.mkdir(parents=True, exist_ok=True)
     _, dealt = deal(asked)
     scenario = plan_for(asked, dealt)
     done = rounds_done(scenario, folder)
-    if done == training_of(scenario).rounds:
+    if done == scenario.training.rounds:
         return
     if done:
         _, dealt = deal(scenario, folder.partition)

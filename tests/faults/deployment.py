@@ -46,7 +46,7 @@ from fedmjp.benchmarks.scripts import keep_table
 from fedmjp.clients.app import query, train
 from fedmjp.config import RunConfig
 from fedmjp.running import run_function
-from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.scenario import TrainingScenario, run_config_of
 from fedmjp.seeds import numpy_generator
 from fedmjp.server.loop import Federation
 from fedmjp.training.run_folder import TrainingFolder
@@ -223,7 +223,7 @@ class _Deployed:
     def _undisturbed(self, lost: Lost) -> Mapping[str, torch.Tensor]:
         """The weights after the same rounds in this process, without the replies that are listed."""
         scenario = self.results.config()
-        assert isinstance(scenario, Scenario)
+        assert isinstance(scenario, TrainingScenario)
         scenario = scenario.model_copy(update={"data": str(self.pictures[0])})
         folder = TrainingFolder(self.folder / "undisturbed")
         folder.root.mkdir()
