@@ -1,6 +1,6 @@
 """How often shuffled patches can be put back in order, and what that is worth.
 
-``python -m fedmjp.benchmarks.studies.order --pictures FOLDER --n 50 --output results/order``
+``python results/order/study.py --pictures FOLDER --n 50 --output results/order``
 
 The hole is known, as an MJP upload tells it. The patches are exact, or what ``oracle_patch_embedding``
 makes of uploads that were degraded: a bound, as no server sees every token's gradient. Rows of uploads that it refuses,
@@ -20,8 +20,7 @@ from torch import Tensor
 
 from fedmjp.attacks.patch_embedding import OraclePatchEmbedding
 from fedmjp.attacks.reassembly import reassemble
-from fedmjp.benchmarks.scripts import Pictures, keep_table, timed
-from fedmjp.benchmarks.studies.span import undeveloped
+from fedmjp.benchmarks.scripts import Pictures, keep_table, select_unseen, timed
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source
 from fedmjp.defences.base import Client
@@ -69,7 +68,7 @@ def main(
     }
     network = build_vit(scenarios[MASK_RATIOS[0]].network)
     source = open_source(pictures, size=image_size, classes=network.backbone.num_classes)
-    selection = undeveloped(source, n, development=development)
+    selection = select_unseen(source, n, development=development)
     frame = pd.DataFrame(
         {"mask_ratio": ratio, **row}
         for ratio, scenario in scenarios.items()

@@ -1,6 +1,6 @@
 """How often ``gauss_newton`` finds the pictures behind one upload, whether its certificates are right, and its cost.
 
-``python -m fedmjp.benchmarks.studies.gauss_newton --pictures FOLDER --output results/gauss_newton``
+``python results/gauss_newton/study.py --pictures FOLDER --output results/gauss_newton``
 
 ``--cases mjp=0.27,batch=2`` are uploads of one picture under MJP of that mask ratio, with ``mjp_prior`` and
 ``mjp_span`` on the same uploads, and uploads of two undefended pictures. ``--processes`` share out the uploads, each

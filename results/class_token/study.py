@@ -1,6 +1,6 @@
 """How exactly ``class_token`` takes batches apart: by their size, on trained models, and of degraded uploads.
 
-``python -m fedmjp.benchmarks.studies.class_token --pictures FOLDER --small FOLDER --runs FOLDER``
+``python results/class_token/study.py --pictures FOLDER --small FOLDER --runs FOLDER``
 
 Uploads are of the head alone, whose gradient is computed from the features of the pictures. A picture's error is the
 distance of its feature from the one that is assigned to it, relative to that feature's distance from the mean of the

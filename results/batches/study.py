@@ -1,6 +1,6 @@
 """What ``mjp_intersection`` makes of batches, epoch by epoch, of a client that deals its pictures anew each time.
 
-``python -m fedmjp.benchmarks.studies.batches --pictures FOLDER``
+``python results/batches/study.py --pictures FOLDER``
 
 A client has four batches of pictures. Every epoch it deals them into batches and uploads each batch's
 gradient. After some epochs the server attacks the first two batches of the last one with all uploads of the
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedmjp.attacks.mjp.facts import required_tensors
 from fedmjp.attacks.mjp.intersection import MjpIntersection
-from fedmjp.benchmarks.scripts import Pictures, keep_table, unseen
+from fedmjp.benchmarks.scripts import Pictures, keep_table, load_unseen
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.exchange import Exchange, make_upload, prepare_private
 from fedmjp.jigsaw import rearrange
@@ -104,7 +104,7 @@ def main(pictures: Pictures) -> None:
 def _rows(case: Case, source: str) -> Iterator[dict[str, Any]]:
     scenario, count = case.scenario, BATCHES * case.batch
     network = build_vit(scenario.network)
-    chosen = unseen(source, case.clients * count, scenario.model, SEED)
+    chosen = load_unseen(source, case.clients * count, scenario.model, SEED)
     cell = {name: getattr(case, name) for name in ("model", "image_size", "batch", "masks", "company")}
     for client in range(case.clients):
         client_pictures = chosen[client * count : (client + 1) * count]

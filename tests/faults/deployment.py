@@ -1,6 +1,6 @@
 """Whether a deployment loses an upload, or counts one twice, when its processes are killed at random.
 
-``python -m fedmjp.benchmarks.studies.deployment_kills --output FOLDER``. A deployment on this machine's loopback, with
+``python -m tests.faults.deployment --output FOLDER``. A deployment on this machine's loopback, with
 as many
 sites as asked for and pictures of noise, trains for so many rounds. Meanwhile processes are killed (SIGKILL) at random
 moments, one after another: SuperLink, SuperExec, reverse proxy, the server's app, a site's SuperNode, a site's app. The
@@ -223,7 +223,7 @@ class _Deployed:
     def _undisturbed(self, lost: Lost) -> Mapping[str, torch.Tensor]:
         """The weights after the same rounds in this process, without the replies that are listed."""
         scenario = self.results.config()
-        assert isinstance(scenario, TrainingScenario)  # noqa: S101 (a federated run's)
+        assert isinstance(scenario, TrainingScenario)
         scenario = scenario.model_copy(update={"data": str(self.pictures[0])})
         folder = TrainingFolder(self.folder / "undisturbed")
         folder.root.mkdir()

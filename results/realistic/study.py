@@ -1,6 +1,6 @@
 """What attacks recover of training as it is done: batches, train mode, local steps, and weights of every age.
 
-``python -m fedmjp.benchmarks.studies.realistic RUN --data FOLDER --output FOLDER``, after
+``python results/realistic/study.py RUN --data FOLDER --output FOLDER``, after
 ``fedmjp simulate --config benchmarks/training/realistic.yaml --data FOLDER --output RUN``.
 
 The same pictures, of the validation split, are attacked at the weights that the server sent in each round that was
@@ -38,7 +38,7 @@ from fedmjp import facade, records
 from fedmjp.attacks import ATTACKS
 from fedmjp.benchmarks.leaderboard.entries import EXACT, RECOGNISABLE
 from fedmjp.benchmarks.report.drawing import CEILING, STYLE, Scale
-from fedmjp.benchmarks.scripts import Pictures, keep_table, unseen
+from fedmjp.benchmarks.scripts import Pictures, keep_table, load_unseen
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.loading import Batch
 from fedmjp.data.pictures import LabelledPicture
@@ -112,7 +112,7 @@ def main(
         raise BadInputError(f"--pictures {pictures} make no whole batches: take a multiple of {max(BATCHES)}")
     ages = weights_sent(run)
     first = next(iter(ages.values()))
-    chosen = unseen(data, max(pictures, GALLERY), first.model, SEED)
+    chosen = load_unseen(data, max(pictures, GALLERY), first.model, SEED)
     rounds = sorted(ages)
     searched = {rounds[0], rounds[-1]}
     table = pd.DataFrame(
