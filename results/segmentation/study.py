@@ -49,7 +49,7 @@ from fedmjp.learning import HIGHEST_RATE
 from fedmjp.models import names
 from fedmjp.models.checkpoints import read_weights
 from fedmjp.models.layouts import LOCALISATION
-from fedmjp.overrides import overridden
+from fedmjp.overrides import apply_settings
 from fedmjp.running import run
 from fedmjp.seeds import derive, numpy_generator, scoped_randomness
 from fedmjp.training.run_folder import LARGEST as LARGEST_MANIFEST
@@ -769,7 +769,7 @@ def train_command(
         "device": choose(device),
         "model": given({"weights": weights and str(weights)}),
     }
-    values = overridden(named, settings or [])
+    values = apply_settings(named, settings or [])
     config = SegmentationConfig.parse({**values, "model": with_checkpoint(values["model"])})
     scenes = open_scenes(Path(config.data), "training")
     require_apart(output, config.data)
