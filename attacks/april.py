@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedmjp.attacks.base import on_device
 from fedmjp.attacks.closed_form import ClosedForm, Oracle, Solution, System, stacked
-from fedmjp.attacks.linear_systems import Gaussian, minimum_norm, posterior_mean
+from fedmjp.attacks.linear_systems import GaussianPrior, minimum_norm, posterior_mean
 from fedmjp.attacks.natural_patches import natural_inputs, prior_refusal
 from fedmjp.models import names
 from fedmjp.models.april import AprilBlock
@@ -98,7 +98,7 @@ class April(AprilMinNorm):
     def _solve(self, systems: Sequence[System], model: VitClassifier, rounding: float) -> list[Solution]:
         patch = natural_inputs(model)
         embedding, bias = _weight(model, names.PATCH_WEIGHT).flatten(1), _weight(model, names.PATCH_BIAS)
-        embedded = Gaussian(embedding @ patch.mean, embedding @ patch.covariance @ embedding.T)
+        embedded = GaussianPrior(embedding @ patch.mean, embedding @ patch.covariance @ embedding.T)
         rows, right = stacked([_without_known(system, bias, model) for system in systems])
         estimate = posterior_mean(rows, right, embedded, rounding)
         back = patch.covariance @ embedding.T @ embedded.precision

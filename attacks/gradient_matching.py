@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.base import Attack, showing_pictures
-from fedmjp.attacks.gradient_search import Found, GradientSearch, OnStep, Searcher, share_used
+from fedmjp.attacks.gradient_search import GradientSearch, GradientSearchResult, OnStep, Searcher, share_used
 from fedmjp.attacks.matching_gradients import Comparison
 from fedmjp.attacks.matching_loss import ALL, NOISE, TINY, GradientMatchingOptions, Job, Loss, patch_prior
 from fedmjp.attacks.natural_patches import prior_refusal
@@ -107,7 +107,7 @@ class GradientMatching(GradientSearch):
     def _searcher(self, model: VitClassifier, comparison: Comparison) -> Searcher:
         prior = patch_prior(model) if self.options.patch_prior else None
 
-        def run(jobs: Sequence[Job], seconds: float | None, on_step: OnStep) -> Found:
+        def run(jobs: Sequence[Job], seconds: float | None, on_step: OnStep) -> GradientSearchResult:
             return search(
                 torch.stack([job.start for job in jobs]),
                 Loss(self.options, model, comparison, jobs, prior),
@@ -128,7 +128,7 @@ def search(
     seconds: float | None = None,
     step_size: float,
     on_step: OnStep,
-) -> Found:
+) -> GradientSearchResult:
     """Minimise by Adam within the box [0, 1].
 
     The budget is used up after so many iterations, or seconds where that comes first; one iteration is always made.
@@ -168,7 +168,7 @@ def search(
         images.grad = slopes / _each(slopes.abs().flatten(1).mean(dim=1).clamp(min=TINY), slopes)
         optimiser.step()
         images.clamp_(0, 1)
-    return Found(best, lowest, done)  # infinite only where no finite loss ever came
+    return GradientSearchResult(best, lowest, done)  # infinite only where no finite loss ever came
 
 
 def _each(chosen: Tensor, images: Tensor) -> Tensor:

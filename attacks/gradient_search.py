@@ -28,7 +28,7 @@ from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
 
-class Found(NamedTuple):
+class GradientSearchResult(NamedTuple):
     """What a search ends with: one iterate of each candidate.
 
     Attributes:
@@ -43,7 +43,9 @@ class Found(NamedTuple):
 
 
 OnStep = Callable[[int, Tensor], None]  # called after every evaluation with their number and the losses so far
-Searcher = Callable[[Sequence[Job], float | None, OnStep], Found]  # of some jobs, in so many seconds if not None
+Searcher = Callable[
+    [Sequence[Job], float | None, OnStep], GradientSearchResult
+]  # of some jobs, in so many seconds if not None
 
 
 class GradientSearch(Attack):

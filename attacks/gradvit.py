@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from fedmjp.attacks.batch_norm_prior import batch_norm_prior, file_refusal
-from fedmjp.attacks.gradient_search import Found, GradientSearch, OnStep, Searcher, share_used
+from fedmjp.attacks.gradient_search import GradientSearch, GradientSearchResult, OnStep, Searcher, share_used
 from fedmjp.attacks.matching_gradients import Candidates, Comparison
 from fedmjp.attacks.matching_loss import Job, SearchOptions, patch_seams
 from fedmjp.models.classifier import VitClassifier
@@ -103,7 +103,7 @@ class GradVit(GradientSearch):
         file, sha256 = self.options.batch_norm, self.options.batch_norm_sha256
         prior = batch_norm_prior(file, sha256, model.mean.device) if file else None
 
-        def run(jobs: Sequence[Job], seconds: float | None, on_step: OnStep) -> Found:
+        def run(jobs: Sequence[Job], seconds: float | None, on_step: OnStep) -> GradientSearchResult:
             inputs, losses, done = descend(
                 torch.stack([job.start for job in jobs]),
                 GradVitLoss(self.options, model, comparison, jobs, prior),
@@ -112,7 +112,7 @@ class GradVit(GradientSearch):
                 step_size=self.options.step_size,
                 on_step=on_step,
             )
-            return Found(model.denormalise(inputs), losses, done)
+            return GradientSearchResult(model.denormalise(inputs), losses, done)
 
         return run
 

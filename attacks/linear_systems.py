@@ -19,7 +19,7 @@ UNCERTAIN = 1e-10
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class GaussianPrior:
     """A normal distribution of a vector: mean (values,) and covariance (values, values), float64."""
 
     mean: Tensor
@@ -40,7 +40,7 @@ class Gaussian:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class PosteriorEstimate:
     """Posterior means (stack, unknowns, values), and the noise that was estimated (stack,).
 
     The noise is the standard deviation on the right-hand side, relative to its root mean square.
@@ -111,7 +111,9 @@ def positive_solution(matrices: Tensor, right: Tensor) -> Tensor:
     return solution
 
 
-def posterior_mean(rows: Tensor, right: Tensor, prior: Gaussian, rounding: float, *, cut_off: float = 0.0) -> Estimate:
+def posterior_mean(
+    rows: Tensor, right: Tensor, prior: GaussianPrior, rounding: float, *, cut_off: float = 0.0
+) -> PosteriorEstimate:
     """Mean of X given ``right = rows^T X + noise``, each row of X drawn from ``prior`` (Wiener filter).
 
     In the eigenvectors of the covariance and the singular vectors of ``rows`` everything is
@@ -142,7 +144,7 @@ def posterior_mean(rows: Tensor, right: Tensor, prior: Gaussian, rounding: float
     gain = signal * variances / (signal.square() * variances + noise[:, None])
     values = prior.mean + (unknowns.mT @ (gain * seen)) @ directions.mT
     relative = (noise.mean(dim=1) / rotated.square().mean(dim=(1, 2))).sqrt()
-    return Estimate(values, relative)
+    return PosteriorEstimate(values, relative)
 
 
 def _factorised(tall: Tensor) -> tuple[Tensor, Tensor]:

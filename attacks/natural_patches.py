@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedmjp.attacks.linear_systems import Gaussian
+from fedmjp.attacks.linear_systems import GaussianPrior
 from fedmjp.attacks.picture_lists import holds
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models.entrance import Entrance
@@ -24,7 +24,7 @@ PROVENANCE = TABLE.with_suffix(".json")
 ROUNDING_VARIANCE = 1 / (12 * 255**2)
 
 
-class NaturalPatches(Gaussian):
+class NaturalPatches(GaussianPrior):
     """The prior of a patch, independent of others: of its pixels in [0, 1], in the order of ``fedmjp.patches``."""
 
     @staticmethod
@@ -36,7 +36,7 @@ class NaturalPatches(Gaussian):
         return NaturalPatches(mean.to(model.mean.device), covariance.to(model.mean.device))
 
 
-def natural_inputs(model: Entrance) -> Gaussian:
+def natural_inputs(model: Entrance) -> GaussianPrior:
     """The same prior of a patch as it enters the network; AttackNotApplicableError if the table has none."""
     if refusal := prior_refusal(model):
         raise AttackNotApplicableError(refusal)
@@ -47,11 +47,11 @@ def natural_inputs(model: Entrance) -> Gaussian:
 @lru_cache(maxsize=4)
 def _inputs(
     image_size: int, patch_size: int, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
-) -> Gaussian:
+) -> GaussianPrior:
     """Kept for its spectrum, which takes longer than to solve for a picture."""
     centre, covariance = (values.to(device) for values in patch_statistics(image_size, patch_size))
     shift, scale = (centre.new_tensor(values).repeat_interleave(patch_size**2) for values in (mean, std))
-    return Gaussian((centre - shift) / scale, covariance / scale[:, None] / scale)
+    return GaussianPrior((centre - shift) / scale, covariance / scale[:, None] / scale)
 
 
 def prior_refusal(model: Entrance) -> str | None:

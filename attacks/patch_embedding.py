@@ -15,7 +15,7 @@ from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 
 
-class PatchEmbedding(ClosedForm[Entrance]):
+class PatchEmbeddingAttack(ClosedForm[Entrance]):
     """Solve G_E = D^T X for the patches X.
 
     The patch embedding is linear, so its gradient is G_E = D^T X, with D (patches, dim) the gradient
@@ -71,7 +71,7 @@ class PatchEmbedding(ClosedForm[Entrance]):
         return [(patches, {}) for patches in solved]
 
 
-class PatchEmbeddingWiener(PatchEmbedding):
+class PatchEmbeddingWiener(PatchEmbeddingAttack):
     """The equation of ``patch_embedding`` with noise and a prior of natural patches (Wiener filter).
 
     For uploads that are noisy, pruned, quantised, in half precision, or a small difference of large

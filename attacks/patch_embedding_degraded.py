@@ -12,7 +12,7 @@ from fedmjp.attacks.base import Attack, picture
 from fedmjp.attacks.entries import COARSE, coarse, read_entries, unread
 from fedmjp.attacks.joint_posterior import Equations, PicturePrior, agreement, most_likely
 from fedmjp.attacks.natural_patches import prior_refusal
-from fedmjp.attacks.patch_embedding import PatchEmbedding, PatchEmbeddingWiener
+from fedmjp.attacks.patch_embedding import PatchEmbeddingAttack, PatchEmbeddingWiener
 from fedmjp.attacks.recover import count_refusal
 from fedmjp.attacks.token_gradients import positions_refusal, shown_tokens
 from fedmjp.config import Config
@@ -88,7 +88,7 @@ class PatchEmbeddingDegraded(Attack[Entrance]):
     ) -> Reconstruction:
         if is_clean(upload, threat):
             few = count_refusal(model.grid**2, len(model.get_parameter(names.PATCH_WEIGHT))) is None
-            exact = PatchEmbedding() if few else PatchEmbeddingWiener()
+            exact = PatchEmbeddingAttack() if few else PatchEmbeddingWiener()
             return exact.run([replace(upload, others=())], model, threat, generator=generator)[0]
         pictures = PicturePrior(model)
         linked = [upload, *further(upload, pictures, model, threat)]

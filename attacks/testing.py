@@ -3,14 +3,14 @@
 In the tests of a package that adds an attack::
 
     import pytest
-    from fedmjp.attacks.testing import CHECKS, Trial
+    from fedmjp.attacks.testing import CHECKS, AttackTrial
 
     @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
     def test_conformance(check):
-        check(Trial(attack=MyAttack(), model="deit_tiny"))
+        check(AttackTrial(attack=MyAttack(), model="deit_tiny"))
 
 Everything runs on small untrained models (64 x 64 pixels) and bundled pictures, without a network.
-A check that fails raises ``ConformanceError``, which says what the attack did wrong.
+A check that fails raises ``AttackConformanceError``, which says what the attack did wrong.
 """
 
 import copy
@@ -53,12 +53,12 @@ LABELS = 0.75  # share of labels that an attack which reveals them has to tell r
 WITHIN = 3.0  # dB of PSNR by which an adapted attack may stay behind the better of these
 
 
-class ConformanceError(AssertionError):
+class AttackConformanceError(AssertionError):
     """The attack breaks the contract in the way that the message says."""
 
 
 @dataclass(frozen=True)
-class Trial:
+class AttackTrial:
     """An attack with the options to test it with, and the control on which it has to show that it leaks.
 
     Attributes:
@@ -141,7 +141,7 @@ def _anew(upload: Upload, kept: Sequence[str] | None = None) -> Upload:
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
-        raise ConformanceError(message)
+        raise AttackConformanceError(message)
 
 
 def _shown(made: Disclosure) -> tuple[Tensor, ...]:
@@ -156,7 +156,7 @@ def _same(here: Disclosure, there: Disclosure, tolerance: float = 0.0) -> bool:
     return all(one.shape == other.shape and float((one - other).abs().max()) <= tolerance for one, other in pairs)
 
 
-def gives_what_it_reveals(trial: Trial) -> None:
+def gives_what_it_reveals(trial: AttackTrial) -> None:
     """One disclosure per upload, finite, of pictures in [0, 1] and of the right shape, with and without a defence."""
     for defences in ((), ("mjp",)):
         model, uploads = trial.control(*defences)
@@ -172,7 +172,7 @@ def gives_what_it_reveals(trial: Trial) -> None:
             _require(tuple(first.shape) == expected, f"{trial.attack.reveals} of shape {tuple(first.shape)}")
 
 
-def changes_nothing(trial: Trial) -> None:
+def changes_nothing(trial: AttackTrial) -> None:
     """Uploads, model and torch's global generator are as they were."""
     model, uploads = trial.control()
     given = [source for upload in uploads for source in (upload, *upload.others)]
@@ -194,14 +194,14 @@ def changes_nothing(trial: Trial) -> None:
     _require(torch.equal(torch.random.get_rng_state(), state), "draws from torch's global generator")
 
 
-def is_deterministic(trial: Trial) -> None:
+def is_deterministic(trial: AttackTrial) -> None:
     """The same generator gives the same result, bit by bit."""
     model, uploads = trial.control()
     for first, second in zip(trial.run(uploads, model), trial.run(uploads, model), strict=True):
         _require(_same(first, second), "two runs with the same generator differ")
 
 
-def treats_uploads_independently(trial: Trial) -> None:
+def treats_uploads_independently(trial: AttackTrial) -> None:
     """What is made of an upload does not depend on what else is in the stack, nor on its place there."""
     model, uploads = trial.control()
     stacked = trial.run(uploads, model)
@@ -213,7 +213,7 @@ def treats_uploads_independently(trial: Trial) -> None:
             _require(alike, f"an upload {case} gives something else, by more than {trial.tolerance:g}")
 
 
-def reads_what_it_declares(trial: Trial) -> None:
+def reads_what_it_declares(trial: AttackTrial) -> None:
     """With only the tensors that ``tensors`` names the result is the same; without one it is refused."""
     model, (upload, *_) = trial.control()
     declared = list(trial.attack.tensors(model))
@@ -222,13 +222,13 @@ def reads_what_it_declares(trial: Trial) -> None:
     try:
         whole, reduced = (trial.run([version], model)[0] for version in (upload, _anew(upload, declared)))
     except KeyError as error:
-        raise ConformanceError(f"reads the tensor {error}, which it does not declare") from error
+        raise AttackConformanceError(f"reads the tensor {error}, which it does not declare") from error
     _require(_same(whole, reduced), "reads tensors that it does not declare")
     if len(declared) > 1:
         _expect_refusal(trial, _anew(upload, declared[1:]), model, f"an upload without {declared[0]}")
 
 
-def refuses_what_it_cannot_attack(trial: Trial) -> None:
+def refuses_what_it_cannot_attack(trial: AttackTrial) -> None:
     """Uploads of another kind or number of pictures, or of other shapes, are refused with a reason."""
     model, (upload, *_) = trial.control()
     other: UpdateKind = "delta" if upload.kind == "gradient" else "gradient"
@@ -241,7 +241,7 @@ def refuses_what_it_cannot_attack(trial: Trial) -> None:
         _expect_refusal(trial, replace(upload, tensors=cut), model, f"a cut tensor {declared[0]}")
 
 
-def refuses_sums_and_what_is_withheld(trial: Trial) -> None:
+def refuses_sums_and_what_is_withheld(trial: AttackTrial) -> None:
     """A sum over clients is refused by all that do not take sums; withheld tensors by all that read them, by name."""
     model, _ = trial.control()
     if trial.threat.clients == 1:
@@ -261,7 +261,7 @@ def refuses_sums_and_what_is_withheld(trial: Trial) -> None:
         _require(named if missing else not refusal, f"without {role} its refusal is {refusal!r}")
 
 
-def adapts_to_what_it_claims(trial: Trial) -> None:
+def adapts_to_what_it_claims(trial: AttackTrial) -> None:
     """Where it counts as adapted to an upload that was degraded, it is about as good as attacks that were measured.
 
     Where these attacks, or it, refuse or fail, nothing is compared: a failure that is told proves nothing. Nor is what
@@ -307,7 +307,7 @@ def _disclosed(attack: Attack[VitClassifier, Disclosure], scenario: Scenario, co
         return None
 
 
-def leaks_on_its_control(trial: Trial) -> None:
+def leaks_on_its_control(trial: AttackTrial) -> None:
     """On the undefended model it beats a guess: an attack that does not proves nothing elsewhere."""
     if trial.gain is None:
         return
@@ -327,7 +327,7 @@ def leaks_on_its_control(trial: Trial) -> None:
     _require(gained >= trial.gain, text)
 
 
-CHECKS: tuple[Callable[[Trial], None], ...] = (
+CHECKS: tuple[Callable[[AttackTrial], None], ...] = (
     gives_what_it_reveals,
     changes_nothing,
     is_deterministic,
@@ -340,10 +340,10 @@ CHECKS: tuple[Callable[[Trial], None], ...] = (
 )
 
 
-def _expect_refusal(trial: Trial, upload: Upload, model: VitClassifier, what: str) -> None:
+def _expect_refusal(trial: AttackTrial, upload: Upload, model: VitClassifier, what: str) -> None:
     try:
         trial.run([upload], model)
     except AttackNotApplicableError as error:
         _require(bool(str(error).strip()), f"refuses {what} without saying why")
         return
-    raise ConformanceError(f"accepts {what}")
+    raise AttackConformanceError(f"accepts {what}")

@@ -59,7 +59,7 @@ import torch
 from torch import Tensor
 
 from fedmjp.attacks.base import on_device
-from fedmjp.attacks.linear_systems import NEGLIGIBLE, Gaussian, least_squares, posterior_mean
+from fedmjp.attacks.linear_systems import NEGLIGIBLE, GaussianPrior, least_squares, posterior_mean
 from fedmjp.attacks.mask import mask_refusal, read_mask
 from fedmjp.attacks.natural_patches import natural_inputs
 from fedmjp.errors import AttackFailedError
@@ -213,10 +213,10 @@ def _covariance(mask: Tensor, solver: Tensor, leaked: Tensor, noise: float) -> T
     return everywhere * noise if math.isfinite(noise) else torch.full_like(everywhere, math.inf)
 
 
-def _posterior(visible: Tensor, right: Tensor, open_: Tensor, prior: Gaussian) -> Tensor:
+def _posterior(visible: Tensor, right: Tensor, open_: Tensor, prior: GaussianPrior) -> Tensor:
     """Fact 4 under noise: the mean of the visible patches without their part along ``open_``, drawn from ``prior``."""
     outside = torch.eye(len(prior.mean), dtype=visible.dtype, device=visible.device) - open_.mT @ open_
-    projected = Gaussian(outside @ prior.mean, outside @ prior.covariance @ outside)
+    projected = GaussianPrior(outside @ prior.mean, outside @ prior.covariance @ outside)
     rounding = torch.finfo(torch.float32).eps / 2
     return posterior_mean(visible[None], right[None], projected, rounding).values[0] @ outside
 
