@@ -129,9 +129,9 @@ def tensor_behind(
     least, most = magnitude((size - error).clamp(min=0), threat, at), magnitude(size + error, threat, at)
     gradient = share.sign() * magnitude(size, threat, at).where(most.isfinite(), 1.0)
     if not signs and (most - least).norm() > SHOWN * gradient.norm():
-        share_known = (most - least <= SHOWN * least).double().mean()
+        sharp = (most - least <= SHOWN * least).double().mean()
         raise AttackFailedError(
-            f"a step of AdamW shows too little of the gradient of {name}: {100 * float(share_known):.0f} % of its entries to "
+            f"a step of AdamW shows too little of the gradient of {name}: {100 * float(sharp):.0f} % of its entries to "
             "a tenth, of others little more than the sign"
         )
     return gradient.float()

@@ -56,11 +56,11 @@ class AprilMinNorm(ClosedForm):
         return None
 
     def _system(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> System:
-        shown = self._seen(upload, model, threat)
+        tokens = self._seen(upload, model, threat)
         # Query, key and value weights are stacked, so that one product is the sum of the three.
         right = _weight(model, names.FIRST_QKV_WEIGHT).T @ on_device(upload, names.FIRST_QKV_WEIGHT, model)
-        rows = torch.cat([shown.prefix, shown.patches, shown.unknown])
-        return System(shown, rows, right, {"masked_patches": float(shown.mask.sum())})
+        rows = torch.cat([tokens.prefix, tokens.patches, tokens.unknown])
+        return System(tokens, rows, right, {"masked_patches": float(tokens.mask.sum())})
 
     def _solve(self, systems: Sequence[System], model: VitClassifier, rounding: float) -> list[Solution]:
         del rounding

@@ -34,10 +34,10 @@ class Observations:
     value: Tensor
     precision: Tensor
 
-    def __add__(self, other: "Observations") -> "Observations":
+    def __add__(self, second: "Observations") -> "Observations":
         """Combine two independent sets of observations."""
-        precision = self.precision + other.precision
-        mean = (self.precision * self.value + other.precision * other.value) / precision
+        precision = self.precision + second.precision
+        mean = (self.precision * self.value + second.precision * second.value) / precision
         return Observations(torch.where(precision > 0, mean, self.value), precision)
 
 
