@@ -79,11 +79,12 @@ def mean_gradient(upload: Upload, name: str, model: Entrance, threat: ThreatMode
 class Labels(Attack[Entrance, Features]):
     """Labels of a batch, or of the batches of several clients, from the gradient of the head's bias alone.
 
-    >>> import fedmjp
-    >>> scenario = fedmjp.Scenario(model="deit_micro")
-    >>> exchange = scenario.exchange(fedmjp.bundled_pictures(1))
-    >>> fedmjp.attack("labels", exchange.upload, scenario).labels == exchange.private.labels
-    tensor([True])
+    Example:
+        >>> import fedmjp
+        >>> scenario = fedmjp.Scenario(model={"name": "deit_micro", "image_size": 32, "patch_size": 8})
+        >>> exchange = scenario.exchange(fedmjp.bundled_pictures(1, size=32))
+        >>> fedmjp.attack("labels", exchange.upload, scenario).labels == exchange.private.labels
+        tensor([True])
     """
 
     name = "labels"

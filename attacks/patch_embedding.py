@@ -23,13 +23,6 @@ class PatchEmbeddingAttack(ClosedForm[Entrance]):
     tokens and D of full rank the solution is unique and exact up to rounding. QR in float64. Outside of
     an attack, ``fedmjp.recover`` does the same with the two gradients alone.
 
-        >>> import fedmjp
-        >>> scenario = fedmjp.Scenario(model={"name": "deit_tiny", "image_size": 64, "patch_size": 8})
-        >>> exchange = scenario.exchange(fedmjp.bundled_pictures(1, image_size=64))
-        >>> result = fedmjp.attack("patch_embedding", exchange.upload, scenario)
-        >>> fedmjp.score(result, exchange.private, setting="a")["psnr"].item() > 60
-        True
-
     A weight delta of several SGD steps on one picture sums their gradients: sum_k D_k^T X =
     (sum_k D_k)^T X. The same equation holds, for any number of steps and any learning rate.
 
@@ -39,6 +32,14 @@ class PatchEmbeddingAttack(ClosedForm[Entrance]):
     On an MJP upload it is naive: it solves the wrong system that the option ``reading`` makes of the
     upload. The true rows of the masked tokens are not in it, only their sum is, and the error
     spreads over all patches.
+
+    Example:
+        >>> import fedmjp
+        >>> scenario = fedmjp.Scenario(model={"name": "deit_tiny", "image_size": 64, "patch_size": 8})
+        >>> exchange = scenario.exchange(fedmjp.bundled_pictures(1, size=64))
+        >>> result = fedmjp.attack("patch_embedding", exchange.upload, scenario)
+        >>> fedmjp.score(result, exchange.private, metrics=("psnr",))["psnr"].item() > 60
+        True
     """
 
     name = "patch_embedding"

@@ -1,9 +1,12 @@
 """Attacks: against breaching as an oracle, and the contract that all of them keep."""
 
+import doctest
+import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, get_args
 
@@ -34,7 +37,7 @@ from fedmjp.stacked import entrance_gradients
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import delta
 from tests.attacks import QUICK, THREATS, model_of
-from tests.conftest import batch_of, private_batch, small_model, small_scenario, upload_of
+from tests.conftest import ROOT, batch_of, private_batch, small_model, small_scenario, upload_of
 
 
 @pytest.fixture(scope="module")
@@ -629,3 +632,12 @@ def test_unknown_attack_offers_the_nearest() -> None:
 def test_a_reconstruction_with_nan_is_no_reconstruction() -> None:
     with pytest.raises(RecordError, match="NaN"):
         Reconstruction(torch.full((1, 3, 8, 8), float("nan")))
+
+
+EXAMPLES = sorted(path for path in (ROOT / "attacks").rglob("*.py") if ">>> " in path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_of_docstrings_run(path: Path) -> None:
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    assert doctest.testmod(importlib.import_module(f"fedmjp.{module}")).failed == 0

@@ -86,7 +86,7 @@ class Comparison:
 
     @property
     def unnoticed(self) -> float:
-        """Return the exposure, in the network's input space, by which a copy may differ unnoticed, against the noise."""
+        """Return the exposure, in the network's input space, by which a copy may differ unnoticed."""
         return (1 + math.sqrt(BEYOND)) / math.sqrt(self.exposed) if self.exposed else math.inf
 
 

@@ -73,6 +73,15 @@ class MjpPrior(ClosedFacts[Entrance]):
     its neighbours.
 
     Without a mask the facts are the whole picture, and the attack is ``patch_embedding``.
+
+    Example:
+        >>> import fedmjp
+        >>> network = {"name": "deit_tiny", "image_size": 64, "patch_size": 8}
+        >>> scenario = fedmjp.Scenario(model=network, defences="mjp:mask_ratio=0.1")
+        >>> exchange = scenario.exchange(fedmjp.bundled_pictures(1, size=64))
+        >>> result = fedmjp.attack("mjp_prior", exchange.upload, scenario)
+        >>> fedmjp.score(result, exchange.private, setting="c", metrics=("psnr",))["psnr"].item() > 15
+        True
     """
 
     name = "mjp_prior"
