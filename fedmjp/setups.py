@@ -10,7 +10,7 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_va
 
 from fedmjp.config import MAX_COUNT, MAX_SEED
 from fedmjp.defences.base import Plan
-from fedmjp.defences.pipeline import Defended, named
+from fedmjp.defences.pipeline import Defended, read_model
 from fedmjp.errors import ConfigError
 from fedmjp.seeds import torch_generator
 from fedmjp.settings import Picture
@@ -62,7 +62,7 @@ class FederationSetup(Defended):
         """Draw the weights from the scenario's seed unless the model states its own."""
         if not isinstance(values, Mapping) or "seed" not in values:
             return values
-        model = named(values.get("model", "deit_small"))
+        model = read_model(values.get("model", "deit_small"))
         if isinstance(model, Mapping) and "seed" not in model:
             return {**values, "model": {**model, "seed": values["seed"]}}
         return values
@@ -85,7 +85,7 @@ class FederationSetup(Defended):
         try:
             return validate(values)
         except ValidationError as error:
-            raise cls.in_one_line(error) from None
+            raise cls.explain_error(error) from None
 
     def _require_playable(self) -> None:
         """Refuse what this kind of scenario cannot play, and complete the options of defences.

@@ -91,13 +91,13 @@ class Modification(ABC):
         return None
 
     @abstractmethod
-    def weights(self, model: VitClassifier, threat: ThreatModel, known: object) -> Sequence[Mapping[str, Tensor]]:
+    def weights(self, model: VitClassifier, threat: ThreatModel, learnt: object) -> Sequence[Mapping[str, Tensor]]:
         """Make the tensors that each client behind one upload gets in place of the honest ones, in their order.
 
         Args:
             model: With honest weights.
             threat: What the server sees.
-            known: Learnt from the last probe of the same clients and batch; None if there was none.
+            learnt: From the last probe of the same clients and batch; None if there was none.
 
         Returns:
             By client, the tensors that differ from the model's. Clients that get the same may share an object.
@@ -193,8 +193,9 @@ class ThreatModel(ClientStep):
 
     It follows the protocol, keeps the weights that it sent, and reads each upload. It set the recipe of the local
     training, so it knows steps, learning rate, label smoothing, mixup and that crops are taken, not what is drawn. With
-    ``server`` it is malicious in one thing: it changes weights before it sends them. Of ``defences`` it is told what
-    each of them states. It never holds a picture of the client, the mask, the permutation, or the evaluator's records.
+    ``server`` it is malicious in one thing: it changes weights before it sends them. Each of ``defences`` states
+    what the server is told of it. It never holds a picture of the client, the mask, the permutation, or the evaluator's
+    records.
     """
 
     name: str = "Honest-but-curious server"
@@ -290,7 +291,7 @@ class ThreatModel(ClientStep):
         stated = {
             defence.name: defence.told for pipeline in (self.pipeline, *pipelines) for defence in pipeline.defences
         }
-        of_each = "".join(f" Of {name} it is told {what}." for name, what in stated.items())
+        of_each = "".join(f" Of {name} it is told {fact}." for name, fact in stated.items())
         sends, scope, name = "nothing malicious", "", self.name
         if self.server is not None:
             sends = f"weights of its own making ({self.server.text}: {self.server.build().summary})"

@@ -97,8 +97,8 @@ class ClassFishing(Modification):
         return read(upload, model, threat)
 
     @override
-    def weights(self, model: VitClassifier, threat: ThreatModel, known: object) -> Sequence[Mapping[str, Tensor]]:
-        wanted = self._wanted(cast("tuple[int, ...]", known or ()))
+    def weights(self, model: VitClassifier, threat: ThreatModel, learnt: object) -> Sequence[Mapping[str, Tensor]]:
+        wanted = self._wanted(cast("tuple[int, ...]", learnt or ()))
         if wanted is None:
             return [{}] * threat.clients  # nobody answered the probe
         head, bias = (torch.zeros_like(model.get_parameter(name)) for name in (names.HEAD_WEIGHT, names.HEAD_BIAS))

@@ -93,8 +93,8 @@ class FeatureFishing(ClassFishing):
         return Sums(tuple(counts), pictures * (everywhere - head))
 
     @override
-    def weights(self, model: VitClassifier, threat: ThreatModel, known: object) -> Sequence[Mapping[str, Tensor]]:
-        sums = cast(Sums | None, known)
+    def weights(self, model: VitClassifier, threat: ThreatModel, learnt: object) -> Sequence[Mapping[str, Tensor]]:
+        sums = cast(Sums | None, learnt)
         wanted = None if sums is None else self._wanted([k for k, n in enumerate(sums.counts) for _ in range(n)])
         if sums is None or wanted is None:
             return [{}] * threat.clients  # nobody answered the probe, or no class is there to fish for

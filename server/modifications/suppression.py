@@ -43,7 +43,7 @@ class Suppression(Modification):
         return head_refusal(self.name, model, threat)
 
     @override
-    def weights(self, model: VitClassifier, threat: ThreatModel, known: object) -> Sequence[Mapping[str, Tensor]]:
+    def weights(self, model: VitClassifier, threat: ThreatModel, learnt: object) -> Sequence[Mapping[str, Tensor]]:
         dead = {name: torch.zeros_like(model.get_parameter(name).detach()) for name in DEAD}
         return [{}, *[dead] * (threat.clients - 1)]
 

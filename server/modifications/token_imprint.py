@@ -69,7 +69,7 @@ class TokenImprint(Modification):
         return None
 
     @override
-    def weights(self, model: VitClassifier, threat: ThreatModel, known: object) -> Sequence[Mapping[str, Tensor]]:
+    def weights(self, model: VitClassifier, threat: ThreatModel, learnt: object) -> Sequence[Mapping[str, Tensor]]:
         changed = {name: torch.zeros_like(value.detach(), device="cpu") for name, value in model.named_parameters()}
         for name, value in changed.items():
             if ".norm" in name and name.endswith("weight"):

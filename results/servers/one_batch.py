@@ -1,6 +1,6 @@
 """A figure of what a batch of 32 gives away: to an honest server, and to one that changes weights.
 
-``python -m fedmjp.benchmarks.studies.one_batch --output FILE``: DeiT-S with drawn weights, 32 crops of the four bundled
+``python results/servers/one_batch.py --output FILE``: DeiT-S with drawn weights, 32 crops of the four bundled
 photographs, each with a label of its own. Under each picture stands what ``class_token`` reads of it in one honest
 upload: the label, and the rank at which its feature finds the picture among 256 crops. On the right: one of them, and
 what ``patch_embedding`` makes of an upload of the same batch after a server sent the head of ``class_fishing``. For

@@ -1,6 +1,6 @@
 """How often shuffled patches can be put back in order, and what that is worth.
 
-``python -m fedmjp.benchmarks.studies.order --pictures FOLDER --n 50 --output results/order``
+``python results/order/study.py --pictures FOLDER --n 50 --output results/order``
 
 The hole is known, as an MJP upload tells it. The patches are exact, or what ``oracle_patch_embedding``
 makes of uploads that were degraded: a bound, as no server sees every token's gradient. Rows of uploads that it refuses,
@@ -20,13 +20,12 @@ from torch import Tensor
 
 from fedmjp.attacks.patch_embedding import OraclePatchEmbedding
 from fedmjp.attacks.reassembly import reassemble
-from fedmjp.benchmarks.scripts import Pictures, keep_table, timed
-from fedmjp.benchmarks.studies.span import undeveloped
+from fedmjp.benchmarks.scripts import Pictures, keep_table, select_unseen, timed
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source
 from fedmjp.defences.base import Client
 from fedmjp.errors import AttackFailedError
-from fedmjp.exchange import private_of
+from fedmjp.exchange import prepare_private
 from fedmjp.jigsaw import rearrange
 from fedmjp.metrics import metric
 from fedmjp.models.build import build_vit
@@ -69,7 +68,7 @@ def main(
     }
     network = build_vit(scenarios[MASK_RATIOS[0]].network)
     source = open_source(pictures, size=image_size, classes=network.backbone.num_classes)
-    selection = undeveloped(source, n, development=development)
+    selection = select_unseen(source, n, development=development)
     frame = pd.DataFrame(
         {"mask_ratio": ratio, **row}
         for ratio, scenario in scenarios.items()
@@ -94,7 +93,7 @@ def main(
 def _rows(
     scenario: Scenario, mask_ratio: float, picture: LabelledPicture, model: VitClassifier
 ) -> Iterator[dict[str, Any]]:
-    batch = private_of(scenario, [picture], 0)
+    batch = prepare_private(scenario, [picture], 0)
     masked = int(batch.mask.sum())
     if not masked:  # the generator of masks gives empty ones too, at small ratios
         return

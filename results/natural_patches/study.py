@@ -1,6 +1,6 @@
 """Measures what patches of natural pictures look like, for ``fedmjp.attacks.natural_patches``.
 
-``python -m fedmjp.benchmarks.studies.measure_prior --pictures FOLDER``
+``python results/natural_patches/study.py --pictures FOLDER``
 
 Three of five pictures of the folder are used, in the order of their names; the other two are left
 for being attacked.
@@ -43,7 +43,7 @@ def main(pictures: Annotated[Path, typer.Option(help="FOLDER/CLASS/picture.")]) 
     save_file(table, TABLE)
     versions = provenance.versions()
     about = {
-        "command": "python -m fedmjp.benchmarks.studies.measure_prior --pictures FOLDER",
+        "command": "python results/natural_patches/study.py --pictures FOLDER",
         "source": "ImageNet pictures, one of each of 500 classes",
         "rule": f"in the order of names, the first {USED} of every {OF}",
         "preparation": "shorter side resized to size / 0.875 (bicubic), centre crop, RGB in [0, 1]",

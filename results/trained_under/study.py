@@ -1,19 +1,19 @@
 """What uploads give away on the weights that training under the same defence has made.
 
-``python -m fedmjp.benchmarks.studies.trained_under RUNS --data FOLDER --output FOLDER``, where RUNS is what
-``training_cost``
-left: so leakage and Top-1 are of the same weights. The server sees one gradient of one picture, and tries what the
-battery ``standard`` has for that view. Searches have the first pictures, and are run where they know the defence.
-Epsilon is of the one upload that is seen.
+``python results/trained_under/study.py RUNS --data FOLDER --output FOLDER``, where RUNS holds the runs
+that ``results/training_cost/study.py`` left: so leakage and Top-1 are of the same weights. The server sees one gradient
+of one picture, and tries what the battery ``standard`` has for that view. Searches have the first pictures, and are run
+where they know the defence. Epsilon is of the one upload that is seen.
 
 A row per picture, or per refusal, with its reason.
 """
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -23,10 +23,10 @@ from fedmjp import facade, provenance
 from fedmjp.benchmarks.campaign.battery import View, read_battery
 from fedmjp.benchmarks.folder.study import TRIALS
 from fedmjp.benchmarks.plan.experiment import AttackConfig
-from fedmjp.benchmarks.scripts import Pictures, keep_table, unseen
-from fedmjp.benchmarks.studies.training_cost import Defences, Partitions, Seeds, asked_runs, name_of, scenario_of
-from fedmjp.config import Checkpoint
+from fedmjp.benchmarks.scripts import Pictures, keep_table, load_unseen
+from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.pictures import LabelledPicture
+from fedmjp.defences.pipeline import Pipeline, read_pipeline
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, BadInputError
 from fedmjp.exchange import Exchange
 from fedmjp.models.build import build_vit
@@ -39,6 +39,12 @@ from fedmjp.training.run_folder import TrainingFolder
 
 BATTERY = "standard"
 SEED = 0  # of the choice of pictures
+# The runs of results/training_cost/study.py.
+PARTITIONS = ("iid", "dirichlet")
+DEFENCES = (
+    "none", "mjp", "clip:norm=1", "gaussian:noise=0.01", "prune:kept=0.1", "prune:kept=0.01", "quantise:bits=4", "sign",
+    "withhold", "local_dp:epsilon=50", "local_dp:epsilon=8", "dp_sgd:epsilon=8",
+)  # fmt: skip
 
 
 def main(
@@ -46,34 +52,55 @@ def main(
     data: Pictures,
     output: Annotated[Path, typer.Option(help="Folder for the table.", metavar="FOLDER")],
     pictures: Annotated[int, typer.Option(help="Pictures at each run's weights.", min=1)] = 64,
-    seeds: Seeds = 3,
-    defences: Defences = None,
-    partitions: Partitions = None,
+    seeds: Annotated[int, typer.Option(help="Seeds of each defence, from 0.", min=1)] = 3,
+    defences: Annotated[list[str] | None, typer.Option("--defence", help="May be repeated. Without it, all.")] = None,
+    partitions: Annotated[
+        list[str] | None, typer.Option("--partition", help="May be repeated. Without it, all.")
+    ] = None,
     processes: Annotated[int, typer.Option(help="Runs that are attacked at a time.", min=1)] = 1,
 ) -> None:
     """Attack the same pictures at the weights of every run, and write the rows after each; what is written is kept."""
     battery = read_battery(BATTERY)
     (view,) = (view for view in battery.views if not view.threat and not view.server and view.sum_of == 1)
     about = {"battery": battery.label, "view": view.name, "pictures": pictures}
-    weights = {run: weights_of(runs, data, run) for run in asked_runs(seeds, partitions, defences)}
-    written = rows_by_weights(output, about)
-    finished = {run: written[trained.sha256] for run, trained in weights.items() if trained.sha256 in written}
+    plan = itertools.product(range(seeds), partitions or PARTITIONS, defences or DEFENCES)
+    trained = [read_run(runs, *names) for names in plan]
+    finished = rows_by_weights(output, about)
     with workers(processes) as pool:
         work = {
-            pool.submit(attacked, data, run, trained, pictures, view, battery.searched): run
-            for run, trained in weights.items()
-            if run not in finished
+            pool.submit(attacked, data, run, pictures, view, battery.searched): run
+            for run in trained
+            if run.weights.sha256 not in finished
         }
-        for done in as_completed(work):
-            finished[work[done]] = done.result()
-            keep_table(output, pd.DataFrame([row for run in weights for row in finished.get(run, ())]), about)
-            typer.echo(f"{len(finished)} of {len(weights)} runs")
+        for attack in as_completed(work):
+            finished[work[attack].weights.sha256] = attack.result()
+            rows = [row for run in trained for row in finished.get(run.weights.sha256, ())]
+            keep_table(output, pd.DataFrame(rows), about)
+            typer.echo(f"{sum(run.weights.sha256 in finished for run in trained)} of {len(trained)} runs")
 
 
-def weights_of(runs: Path, data: str, run: tuple[int, str, str]) -> Checkpoint:
-    """What a run left; ConfigError if nothing."""
-    seed, scheme, defence = run
-    return Checkpoint.of(TrainingFolder(runs / name_of(scenario_of(data, scheme, defence, seed), scheme)).weights)
+class Run(NamedTuple):
+    """A run of ``results/training_cost/study.py`` and its last weights."""
+
+    seed: int
+    partition: str
+    pipeline: Pipeline
+    model: ModelConfig
+
+    @property
+    def weights(self) -> Checkpoint:
+        """Return the weights after the last round."""
+        assert self.model.weights is not None  # noqa: S101 (of a finished run)
+        return self.model.weights
+
+
+def read_run(folder: Path, seed: int, partition: str, defence: str) -> Run:
+    """Read what a training run left; ConfigError or BadInputError if there is none."""
+    pipeline = read_pipeline([defence])
+    label = pipeline.label.replace(":", "-").replace("=", "-")
+    place = TrainingFolder(folder / f"{partition}-{label}-{seed}")
+    trained = {"weights": Checkpoint.of(place.weights), "localisation": "none"}
+    return Run(seed, partition, pipeline, place.config().model.model_copy(update=trained))
 
 
 def rows_by_weights(output: Path, about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -92,20 +119,14 @@ def rows_by_weights(output: Path, about: Mapping[str, Any]) -> dict[str, list[di
     return rows
 
 
-def attacked(
-    data: str, run: tuple[int, str, str], trained: Checkpoint, pictures: int, view: View, searched: int
-) -> list[dict[str, Any]]:
-    """The rows of one run, with the commit that made them: a study that was interrupted may have several."""
+def attacked(data: str, run: Run, pictures: int, view: View, searched: int) -> list[dict[str, Any]]:
+    """Attack one run; its rows name the commit that made them, as an interrupted study may have several."""
     torch.set_num_threads(1)
-    seed, scheme, defence = run
-    asked = scenario_of(data, scheme, defence, seed)
-    model = asked.model.model_copy(update={"weights": trained, "localisation": "none"})
-    scenario = Scenario.parse({"model": model, "defences": asked.defences, "seed": seed})
-    chosen = unseen(data, pictures, scenario.model, SEED)
-    about = {"defence": scenario.pipeline.label, "partition": scheme, "seed": seed}
-    origin = {"weights_sha256": trained.sha256, "commit": provenance.revision()["commit"]}
-    tried = rows_of(scenario, chosen, view.attacks, view.searches, searched)
-    return [{**about, **origin, **row} for row in tried]
+    scenario = Scenario.parse({"model": run.model, "defences": run.pipeline.configs, "seed": run.seed})
+    unseen = load_unseen(data, pictures, scenario.model, SEED)
+    about = {"defence": scenario.pipeline.label, "partition": run.partition, "seed": run.seed}
+    origin = {"weights_sha256": run.weights.sha256, "commit": provenance.revision()["commit"]}
+    return [{**about, **origin, **row} for row in rows_of(scenario, unseen, view.attacks, view.searches, searched)]
 
 
 def rows_of(

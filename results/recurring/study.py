@@ -1,6 +1,6 @@
 """What a server recovers of each picture as a federated training run shows it the same pictures again.
 
-``python -m fedmjp.benchmarks.studies.recurring_pictures RECORDS --output FOLDER``, after
+``python results/recurring/study.py RECORDS --output FOLDER``, after
 ``fedmjp simulate --config benchmarks/training/recurring_pictures.yaml --output FOLDER``, whose records are in
 ``FOLDER/records``. After every upload of a picture, ``mjp_intersection`` is given that upload and all that the
 server has kept of the client until then, of whatever picture: which of them are of this one, it finds out.

@@ -1,6 +1,6 @@
 """Whether a campaign loses a trial, or counts one twice, when its workers are killed at random.
 
-``python -m fedmjp.benchmarks.studies.campaign_kills --database URL --output FOLDER``. Workers, all on this machine, do
+``python -m tests.faults.campaign --database URL --output FOLDER``. Workers, all on this machine, do
 what
 `fedmjp campaign work` does, each in a process of its own; the PostgreSQL database is empty at first. They are killed
 (SIGKILL) at random moments of the campaign, one after another, and another begins in the place of each. A row per kill.

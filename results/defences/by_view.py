@@ -1,6 +1,6 @@
 """A battery's results as tables: a row per defence, a column per view, what the strongest attack recovers there.
 
-``python -m fedmjp.benchmarks.studies.by_view RESULTS``, of a campaign as a run left it or as it was published. Columns
+``python results/defences/by_view.py RESULTS``, of a campaign as a run left it or as it was published. Columns
 are the
 views of its battery, or of ``standard`` if it had none.
 
@@ -48,7 +48,7 @@ def main(results: Annotated[Path, typer.Argument(help="Folder of the campaign.",
     ledger, store = open_results(output)
     board = board_in(ledger, store, results)
     for title, shown in tables(board).items():
-        typer.echo(f"\n{title}\n\n{markdown(shown)}")
+        typer.echo(f"\n{title}\n\n{shown.to_markdown(index=False, disable_numparse=True)}")
 
 
 def tables(board: Board) -> dict[str, pd.DataFrame]:
@@ -66,12 +66,6 @@ def tables(board: Board) -> dict[str, pd.DataFrame]:
             cells = [{"defence": name, **by_view(rows[name], views, said)} for name in order if name in rows]
             made[f"{model}, {reveals}"] = pd.DataFrame(cells)
     return made
-
-
-def markdown(table: pd.DataFrame) -> str:
-    """As a README has it."""
-    lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def model_of(entry: Entry) -> str:

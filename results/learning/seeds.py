@@ -1,6 +1,6 @@
 """What defences change in training, over seeds: from the table that ``fedmjp evaluate`` leaves of several runs.
 
-``python -m fedmjp.benchmarks.studies.seeds --evaluation FOLDER``
+``python results/learning/seeds.py --evaluation FOLDER``
 
 Runs of one seed meet the same pictures in the same order, so that they are compared seed by seed. Intervals are
 Student's over the seeds: of as many trainings as there are, on the same validation pictures.

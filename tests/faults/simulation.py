@@ -1,6 +1,6 @@
 """Whether a simulated run loses a round, or counts one twice, when its processes are killed at random.
 
-``python -m fedmjp.benchmarks.studies.simulation_kills --output FOLDER``. `fedmjp simulate` trains on pictures of
+``python -m tests.faults.simulation --output FOLDER``. `fedmjp simulate` trains on pictures of
 noise, once
 undisturbed, then again and again until enough processes were killed (SIGKILL), one after another, at random moments:
 half of them from the first second on, half of them once a round was done. These are the command itself, what guards

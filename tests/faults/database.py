@@ -1,6 +1,6 @@
 """Whether a campaign loses a trial, or counts one twice, when processes of its database are killed at random.
 
-``python -m fedmjp.benchmarks.studies.database_kills --output FOLDER``. `fedmjp campaign work` runs in several
+``python -m tests.faults.database --output FOLDER``. `fedmjp campaign work` runs in several
 processes on a
 PostgreSQL server that the script makes on this machine. The server's processes are killed (SIGKILL) at random moments,
 one after another: a worker's backend, the postmaster, or another one. The script plays the service managers: it starts
@@ -42,11 +42,11 @@ from fedmjp.benchmarks.running.leasing import offer
 from fedmjp.benchmarks.running.progress import RunProgress
 from fedmjp.benchmarks.running.runner import run_campaign
 from fedmjp.benchmarks.scripts import keep_table
-from fedmjp.benchmarks.studies.campaign_kills import CAMPAIGN, HELD, differences
-from fedmjp.benchmarks.studies.postgresql import Server, started
 from fedmjp.errors import FedmjpError
 from fedmjp.running import FAILED, run_function
 from fedmjp.seeds import numpy_generator
+from tests.faults.campaign import CAMPAIGN, HELD, differences
+from tests.postgresql import Server, started
 
 POLL_SECONDS = 0.5
 LONGEST = 30.0  # seconds from one kill, or from the start of a campaign, to the next

@@ -1,6 +1,6 @@
 """How often the attacker of ``mjp_intersection`` joins uploads of two pictures, or misses two of one.
 
-``python -m fedmjp.benchmarks.studies.linking --pictures FOLDER --small FOLDER --output results/linking``
+``python results/linking/study.py --pictures FOLDER --small FOLDER --output results/linking``
 
 Per mask ratio, every picture is uploaded ``UPLOADS`` times under masks drawn independently; all pairs of
 uploads of one picture are compared, and as many pairs of two pictures. The bundled pictures are two crops
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedmjp.attacks.mjp.facts import LinearFacts, linear_facts
 from fedmjp.attacks.mjp.linking import BEYOND, Statement, Verdict, compare, groups
-from fedmjp.benchmarks.scripts import Pictures, keep_table, unseen
+from fedmjp.benchmarks.scripts import Pictures, keep_table, load_unseen
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.models.build import build_vit
@@ -102,7 +102,7 @@ def _clients(pictures: str, small: str) -> Iterator[Client]:
 
 
 def _chosen(data: str, count: int, model: ModelConfig) -> list[LabelledPicture]:
-    return sorted(unseen(data, count, model, SEED), key=lambda picture: picture.name)
+    return sorted(load_unseen(data, count, model, SEED), key=lambda picture: picture.name)
 
 
 def _measure(client: Client, mask_ratio: float) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """How exactly ``class_token`` takes batches apart: by their size, on trained models, and of degraded uploads.
 
-``python -m fedmjp.benchmarks.studies.class_token --pictures FOLDER --small FOLDER --runs FOLDER``
+``python results/class_token/study.py --pictures FOLDER --small FOLDER --runs FOLDER``
 
 Uploads are of the head alone, whose gradient is computed from the features of the pictures. A picture's error is the
 distance of its feature from the one that is assigned to it, relative to that feature's distance from the mean of the
@@ -180,7 +180,7 @@ def _sent(client: Client, features: Tensor, labels: Tensor, threat: ThreatModel,
     loss = F.cross_entropy(F.linear(features, weight, bias), labels)
     tensors = dict(zip((names.HEAD_WEIGHT, names.HEAD_BIAS), torch.autograd.grad(loss, (weight, bias)), strict=True))
     randomness = SeededRandomness(SEED, ("class_token", client.name, len(labels), number))
-    protected = protect_trained(tensors, client.model, threat, examples=len(labels), shown=(), randomness=randomness)
+    protected = protect_trained(tensors, client.model, threat, examples=len(labels), arranged=(), randomness=randomness)
     return Upload(protected, "gradient", len(labels), 1, 0, "")
 
 

@@ -1,6 +1,6 @@
 """What ``mjp_intersection`` makes of batches, epoch by epoch, of a client that deals its pictures anew each time.
 
-``python -m fedmjp.benchmarks.studies.batches --pictures FOLDER``
+``python results/batches/study.py --pictures FOLDER``
 
 A client has four batches of pictures. Every epoch it deals them into batches and uploads each batch's
 gradient. After some epochs the server attacks the first two batches of the last one with all uploads of the
@@ -23,9 +23,9 @@ from torch import Tensor
 
 from fedmjp.attacks.mjp.facts import required_tensors
 from fedmjp.attacks.mjp.intersection import MjpIntersection
-from fedmjp.benchmarks.scripts import Pictures, keep_table, unseen
+from fedmjp.benchmarks.scripts import Pictures, keep_table, load_unseen
 from fedmjp.data.pictures import LabelledPicture
-from fedmjp.exchange import Exchange, private_of, upload_of
+from fedmjp.exchange import Exchange, make_upload, prepare_private
 from fedmjp.jigsaw import rearrange
 from fedmjp.metrics import metric
 from fedmjp.models.build import build_vit
@@ -104,7 +104,7 @@ def main(pictures: Pictures) -> None:
 def _rows(case: Case, source: str) -> Iterator[dict[str, Any]]:
     scenario, count = case.scenario, BATCHES * case.batch
     network = build_vit(scenario.network)
-    chosen = unseen(source, case.clients * count, scenario.model, SEED)
+    chosen = load_unseen(source, case.clients * count, scenario.model, SEED)
     cell = {name: getattr(case, name) for name in ("model", "image_size", "batch", "masks", "company")}
     for client in range(case.clients):
         client_pictures = chosen[client * count : (client + 1) * count]
@@ -127,12 +127,12 @@ def _companies(case: Case, pictures: Sequence[LabelledPicture]) -> Iterator[tupl
 
 def _exchange(case: Case, company: Sequence[LabelledPicture], network: VitClassifier, epoch: int) -> Exchange:
     """As ``Scenario.exchange`` makes it, with one mask for all pictures if asked for, and no more than is attacked."""
-    private = private_of(case.scenario, company, epoch)
+    private = prepare_private(case.scenario, company, epoch)
     if case.masks == "batch":
         mask, source = (tensor[:1].expand_as(tensor) for tensor in (private.mask, private.source))
         private = replace(private, mask=mask, source=source, shuffled=rearrange(private.clean, source))
     (sent,) = entrance_gradients(network, [private], required_tensors(network))
-    return Exchange(private, upload_of(case.scenario, sent, private, server_round=epoch + 1, node=0, weights=""))
+    return Exchange(private, make_upload(case.scenario, sent, private, server_round=epoch + 1, node=0, weights=""))
 
 
 def _attacked(made: Sequence[Exchange], network: VitClassifier, scenario: Scenario) -> Iterator[dict[str, Any]]:

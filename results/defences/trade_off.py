@@ -1,6 +1,6 @@
 """Leakage against accuracy: what the strongest attack recovers under each defence, and what training under it costs.
 
-``python -m fedmjp.benchmarks.studies.trade_off --cost FOLDER --leakage FOLDER --board FOLDER --figure FILE``, with the
+``python results/defences/trade_off.py --cost FOLDER --leakage FOLDER --board FOLDER --figure FILE``, with the
 rows of
 ``training_cost`` and of ``trained_under``, which are of the same weights, and the board of defences. The first two may
 be given several times: the last folder that has a defence in a partition counts.
@@ -30,7 +30,6 @@ from fedmjp.benchmarks.folder.study import TRIALS, read_plan
 from fedmjp.benchmarks.leaderboard.statistics import RESAMPLES, share
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.benchmarks.report.drawing import CEILING, COLOURS, DOTTED, MARKERS, STYLE, UNDEFENDED_COLOUR
-from fedmjp.benchmarks.studies.by_view import markdown
 from fedmjp.defences.pipeline import NONE
 from fedmjp.errors import BadInputError
 from fedmjp.running import run_function
@@ -80,7 +79,7 @@ def main(
     }
     with mpl.rc_context(STYLE):
         drawn(points).savefig(figure, dpi=160)
-    typer.echo(markdown(table(points, trained)))
+    typer.echo(table(points, trained).to_markdown(index=False, disable_numparse=True))
 
 
 def joined(folders: Sequence[Path]) -> pd.DataFrame:

@@ -1,8 +1,7 @@
 """What defences cost in training: the same federation under each of them, IID and not, over seeds.
 
-``python -m fedmjp.benchmarks.studies.training_cost --data FOLDER --runs FOLDER --output FOLDER``. Runs lie in a folder
-each.
-What is finished is not run again, and what was stopped goes on.
+``python results/training_cost/study.py --data FOLDER --runs FOLDER --output FOLDER``. Each run has a
+folder there: a finished run is left as it is, and a stopped one goes on.
 
 A row per run: Top-1 of the validation split after the last round, bytes of an upload, seconds that the defence took of
 each upload, seconds of a round, and epsilon at the end. Of a secure sum the model is the same as without, and it has no
@@ -11,13 +10,14 @@ positions besides, as its paper says.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import pandas as pd
 import typer
 
+import fedmjp
 from fedmjp.benchmarks.federation.resources import resources_for
 from fedmjp.benchmarks.federation.training import deal, plan_for, rounds_done, train_federated
 from fedmjp.benchmarks.scripts import Pictures, keep_table
@@ -30,7 +30,7 @@ from fedmjp.training.history import History
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.yaml_files import read_yaml
 
-CONFIG = Path(__file__).parents[1] / "training" / "coarse_federated.yaml"
+CONFIG = Path(fedmjp.__file__).parent / "benchmarks" / "training" / "coarse_federated.yaml"
 PARTITIONS = ("iid", "dirichlet")
 DEFENCES = (
     "none",
@@ -46,32 +46,24 @@ DEFENCES = (
     "local_dp:epsilon=8",
     "dp_sgd:epsilon=8",
 )
-Defences = Annotated[list[str] | None, typer.Option("--defence", help="One of them; may be repeated. Without it, all.")]
-Partitions = Annotated[
-    list[str] | None, typer.Option("--partition", help="One of them; may be repeated. Without it, both.")
-]
-Seeds = Annotated[int, typer.Option(help="Seeds of each, from 0.", min=1)]
 
 
 def main(
     data: Pictures,
     runs: Annotated[Path, typer.Option(help="Folder of the runs.", metavar="RUNS")],
     output: Annotated[Path, typer.Option(help="Folder for the table.", metavar="FOLDER")],
-    seeds: Seeds = 3,
-    defences: Defences = None,
-    partitions: Partitions = None,
+    seeds: Annotated[int, typer.Option(help="Seeds of each, from 0.", min=1)] = 3,
+    defences: Annotated[list[str] | None, typer.Option("--defence", help="May be repeated. Without it, all.")] = None,
+    partitions: Annotated[
+        list[str] | None, typer.Option("--partition", help="May be repeated. Without it, all.")
+    ] = None,
 ) -> None:
     """Train under every defence, and keep a row per run."""
-    table = pd.DataFrame(rows(data, runs, asked_runs(seeds, partitions, defences)))
+    table = pd.DataFrame(
+        rows(data, runs, itertools.product(range(seeds), partitions or PARTITIONS, defences or DEFENCES))
+    )
     keep_table(output, table, {"config": CONFIG.name, "seeds": list(range(seeds))})
     typer.echo(table.groupby(["partition", "defence"], sort=False)["top1"].agg(["mean", "std", "count"]).to_string())
-
-
-def asked_runs(
-    seeds: int, partitions: Sequence[str] | None, defences: Sequence[str] | None
-) -> Iterator[tuple[int, str, str]]:
-    """Seed, partition and defence of each run, seed by seed; of all partitions and defences where none is named."""
-    return itertools.product(range(seeds), partitions or PARTITIONS, defences or DEFENCES)
 
 
 def rows(data: str, runs: Path, asked_for: Iterable[tuple[int, str, str]]) -> Iterator[dict[str, Any]]:

@@ -1,9 +1,8 @@
 """Which hostile clients a federation survives, by the strategy of its server.
 
-``python -m fedmjp.benchmarks.studies.hostile_clients --data FOLDER --output FOLDER``. Ten clients with equal shares go
-on
+``python results/hostile_clients/study.py --data FOLDER --output FOLDER``. Ten clients with equal shares go on
 training a small model that is trained already, for a few rounds: the server's own loop and the clients' own training,
-without Flower's engine between them. One or three of the ten are hostile, in one of ten ways (``hostile_kinds``).
+without Flower's engine between them. One or three of the ten are hostile, in one of ten ways (``KINDS``).
 The server does not know how many pictures a client has, as in a deployment.
 
 A row per run: Top-1 of the validation pictures after the last round, how many replies were refused, and how many steps
@@ -13,7 +12,7 @@ that of the undisturbed run with the same strategy.
 
 import itertools
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,12 +20,11 @@ from typing import Annotated, Any
 import pandas as pd
 import torch
 import typer
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
 from fedmjp.benchmarks.scripts import Pictures, keep_table
-from fedmjp.benchmarks.studies.hostile_kinds import KINDS, LATE, Situation, answer_of, update_of
 from fedmjp.clients.training import LocalTraining
 from fedmjp.config import Checkpoint
 from fedmjp.data.datasets import LabelledDataset, open_dataset
@@ -36,12 +34,12 @@ from fedmjp.models.build import build
 from fedmjp.models.classifier import Classifier
 from fedmjp.records import weights_digest
 from fedmjp.running import run_function
-from fedmjp.scenario import TrainingScenario, run_config_of
+from fedmjp.scenario import TrainingScenario, make_run_config
 from fedmjp.server.loop import Federation
 from fedmjp.server.validation import Validation
 from fedmjp.training.accuracy import Accuracy
 from fedmjp.training.run_folder import TrainingFolder
-from fedmjp.wire import ARRAYS
+from fedmjp.wire import ARRAYS, EXAMPLES, METRICS
 from fedmjp.zoo import zoo_model
 
 WEIGHTS = "zoo:coarse-none-0"
@@ -65,6 +63,82 @@ SERVERS: dict[str, dict[str, Any]] = {
     **{name: {"strategy": name} for name in ROBUST},
 }
 RATES = {"fedadam": 0.001}
+SCALE = 1e4
+WITHIN_BOUND = 5.0  # times its length, that a flipped update is sent at: half of what max_norm lets pass
+LARGEST = 3e38  # that float32 holds, nearly
+DEVIATIONS = 1.5  # of honest updates, that "little is enough" stays away from their mean
+CLAIMED = 2**31  # pictures that nobody has
+Update = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a hostile client may use in a round: what it and all others would send honestly, and what it sent first."""
+
+    client: int
+    honest: Callable[[int], RecordDict]  # what a client would send in this round
+    flipped: Callable[[int], RecordDict]  # the same if it took each label for its opposite
+    clients: int
+    first: RecordDict  # what this client would have sent in the first round
+
+    @property
+    def own(self) -> RecordDict:
+        """What it would send honestly."""
+        return self.honest(self.client)
+
+    def changed(self, change: Callable[[Tensor], Tensor], examples: int | None = None) -> RecordDict:
+        """Its honest answer with every tensor changed, and another number of pictures if one is given."""
+        update = {name: change(tensor) for name, tensor in update_of(self.own).items()}
+        return answer_of(self.own, update, examples)
+
+
+Kind = Callable[[Situation], RecordDict | None]
+
+
+def update_of(answer: RecordDict) -> Update:
+    """The tensors of an answer."""
+    return answer.array_records[ARRAYS].to_torch_state_dict()
+
+
+def answer_of(answer: RecordDict, update: Update, examples: int | None = None) -> RecordDict:
+    """The answer with another update, and another number of pictures if one is given; with metrics of its own."""
+    metrics = dict(answer.metric_records[METRICS])
+    if examples is not None:
+        metrics[EXAMPLES] = examples
+    return RecordDict({ARRAYS: ArrayRecord(dict(update)), METRICS: MetricRecord(metrics)})
+
+
+def send_honestly(situation: Situation) -> RecordDict:
+    """What an honest client sends; hostile is when it arrives."""
+    return situation.own
+
+
+def stay_away(situation: Situation) -> RecordDict:
+    """Little is enough: the mean of all honest updates less some deviations (Baruch et al., NeurIPS 2019)."""
+    updates = [update_of(situation.honest(client)) for client in range(situation.clients)]
+    stacked = {name: torch.stack([update[name] for update in updates]) for name in updates[0]}
+    update = {name: values.mean(dim=0) - DEVIATIONS * values.std(dim=0) for name, values in stacked.items()}
+    return answer_of(situation.own, update)
+
+
+def repeat(situation: Situation) -> RecordDict:
+    """What it sent in the first round, in every round."""
+    return situation.first
+
+
+LATE = "late"  # an honest answer, a round too late
+KINDS: dict[str, Kind] = {
+    "scaling": lambda situation: situation.changed(lambda tensor: SCALE * tensor),
+    "sign flip": lambda situation: situation.changed(lambda tensor: -WITHIN_BOUND * tensor),
+    "label flip": lambda situation: situation.flipped(situation.client),
+    "little is enough": stay_away,
+    "NaN": lambda situation: situation.changed(lambda tensor: tensor * float("nan")),
+    "wrong counts": lambda situation: situation.changed(lambda tensor: -tensor, CLAIMED),
+    "replay": repeat,
+    LATE: send_honestly,
+    "huge": lambda situation: situation.changed(lambda tensor: torch.full_like(tensor, LARGEST)),
+    "silent": lambda _situation: None,
+}
 
 
 def main(
@@ -110,7 +184,7 @@ def play(cohort: "Cohort", attack: str, hostile: int) -> dict[str, Any]:
     """Train with so many hostile clients; what came of it."""
     with tempfile.TemporaryDirectory() as name:
         folder, grid = TrainingFolder(Path(name)), HostileGrid(cohort, attack, hostile)
-        run = run_config_of([cohort.scenario], output_folder=name)
+        run = make_run_config([cohort.scenario], output_folder=name)
         Federation(grid, cohort.scenario, run, validation=cohort.measured).play()  # type: ignore[arg-type]
         last = pd.read_csv(folder.history).iloc[-1]
         refused = pd.read_csv(folder.refused) if folder.refused.exists() else pd.DataFrame({"client": []})

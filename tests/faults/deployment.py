@@ -1,6 +1,6 @@
 """Whether a deployment loses an upload, or counts one twice, when its processes are killed at random.
 
-``python -m fedmjp.benchmarks.studies.deployment_kills --output FOLDER``. A deployment on this machine's loopback, with
+``python -m tests.faults.deployment --output FOLDER``. A deployment on this machine's loopback, with
 as many
 sites as asked for and pictures of noise, trains for so many rounds. Meanwhile processes are killed (SIGKILL) at random
 moments, one after another: SuperLink, SuperExec, reverse proxy, the server's app, a site's SuperNode, a site's app. The
@@ -46,7 +46,7 @@ from fedmjp.benchmarks.scripts import keep_table
 from fedmjp.clients.app import query, train
 from fedmjp.config import RunConfig
 from fedmjp.running import run_function
-from fedmjp.scenario import TrainingScenario, run_config_of
+from fedmjp.scenario import TrainingScenario, make_run_config
 from fedmjp.seeds import numpy_generator
 from fedmjp.server.loop import Federation
 from fedmjp.training.run_folder import TrainingFolder
@@ -223,12 +223,12 @@ class _Deployed:
     def _undisturbed(self, lost: Lost) -> Mapping[str, torch.Tensor]:
         """The weights after the same rounds in this process, without the replies that are listed."""
         scenario = self.results.config()
-        assert isinstance(scenario, TrainingScenario)  # noqa: S101 (a federated run's)
+        assert isinstance(scenario, TrainingScenario)
         scenario = scenario.model_copy(update={"data": str(self.pictures[0])})
         folder = TrainingFolder(self.folder / "undisturbed")
         folder.root.mkdir()
         names = json.dumps(self.results.kept_classes())
-        run = run_config_of([scenario], output_folder=str(folder.root), class_names=names)
+        run = make_run_config([scenario], output_folder=str(folder.root), class_names=names)
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # no engine gives messages their identity
         grid: Any = _NoEngine(run, self.pictures, lost)
         Federation(grid, scenario, run).play()

@@ -1,6 +1,6 @@
 """A figure for talks: bundled pictures as attacks that know MJP see them after one, two, three and four uploads.
 
-``python -m fedmjp.benchmarks.studies.upload_pictures --output FILE``: DeiT-S with MJP at mask ratio 0.27, one picture
+``python results/mjp_adaptive/upload_pictures.py --output FILE``: DeiT-S with MJP at mask ratio 0.27, one picture
 of each
 bundled photograph. The columns: the picture, what the network saw of it in the first upload, what an attack
 that does not know MJP makes of that, and ``mjp_intersection`` after 1, 2, 3 and 4 uploads. PSNR against the

@@ -1,6 +1,6 @@
 """What `fedmjp audit` says of somebody's apps, one after another, each in a process of its own.
 
-``python -m fedmjp.benchmarks.studies.audits --apps FOLDER --reports FOLDER --output FOLDER``. An app is a folder in
+``python results/audits/study.py --apps FOLDER --reports FOLDER --output FOLDER``. An app is a folder in
 FOLDER, or
 below, with a pyproject.toml that names Flower components. A row per app: what it sends, what came back, protections,
 the exit code, how many files of the app's folder are other than before, and seconds: on the clock, and of processors,
@@ -23,7 +23,6 @@ import typer
 from fedmjp.benchmarks.audit.app import read_app
 from fedmjp.benchmarks.audit.report import JSON
 from fedmjp.benchmarks.scripts import keep_table, timed
-from fedmjp.benchmarks.studies.by_view import markdown
 from fedmjp.errors import AppError
 from fedmjp.running import run_function
 
@@ -60,7 +59,7 @@ def main(
         table = pd.DataFrame(rows)
         keep_table(output, table, {"run_config": run_config or []})  # as far as it is: an audit takes minutes
         typer.echo(f"{place.name}: exit code {rows[-1]['exit_code']}, {rows[-1]['seconds']:.0f} s")
-    typer.echo(markdown(table[list(SHOWN)].map(lambda value: "" if pd.isna(value) else str(value))))
+    typer.echo(table[list(SHOWN)].fillna("").to_markdown(index=False, disable_numparse=True))
 
 
 def find_apps(folder: Path) -> Iterator[Path]:

@@ -1,6 +1,6 @@
 """How often a client's checks notice a model that was made to leak, and how often they raise a false alarm.
 
-``python -m fedmjp.benchmarks.studies.model_checks --data FOLDER --output FOLDER``, with pictures of 32 classes. Real
+``python results/model_checks/study.py --data FOLDER --output FOLDER``, with pictures of 32 classes. Real
 clients
 and Flower's own strategies train together in this process, message for message without an engine between them. In every
 round each client examines what arrives (``fedmjp.clients.checks``) before it trains: an alarm is then false. In some
@@ -37,15 +37,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
+import fedmjp
 from fedmjp.benchmarks.leaderboard.statistics import share
 from fedmjp.benchmarks.scripts import Pictures, keep_table
-from fedmjp.benchmarks.studies.by_view import markdown
 from fedmjp.clients.checks import Finding, Incoming, examine_model, remember
 from fedmjp.clients.training import LocalTraining
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.partitions import partition
 from fedmjp.data.pictures import LabelledPicture, to_image
-from fedmjp.exchange import changed_weights
+from fedmjp.exchange import change_weights
 from fedmjp.learning import Training
 from fedmjp.models import names
 from fedmjp.models.build import build, build_vit, with_weights
@@ -58,7 +58,7 @@ from fedmjp.server.shelf import Shelf
 from fedmjp.wire import ARRAYS, EXAMPLES, METRICS
 from fedmjp.yaml_files import read_yaml
 
-CONFIG = Path(__file__).parents[1] / "training" / "coarse_federated.yaml"
+CONFIG = Path(fedmjp.__file__).parent / "benchmarks" / "training" / "coarse_federated.yaml"
 STRATEGIES = (
     ("fedavg", "iid"),
     ("fedavgm", "iid"),
@@ -134,7 +134,7 @@ def main(
         keep_table(output, table, about)  # as far as it is: federations take minutes
         typer.echo(f"{' '.join(table.iloc[-1][list(Arm._fields)])}: done")
     for counted in summary(table):
-        typer.echo(markdown(counted) + "\n")
+        typer.echo(counted.to_markdown(index=False, disable_numparse=True) + "\n")
 
 
 def summary(table: pd.DataFrame) -> list[pd.DataFrame]:
@@ -305,7 +305,7 @@ def _changed(
         values |= {"defences": [*defences, "secure_sum:clients=2"], "clients": 2}
         count //= 2
     asked = Scenario.parse({**values, "batch_size": count, "pictures_per_client": count, "seed": scenario.seed})
-    return changed_weights(asked, model, batch)[-1]
+    return change_weights(asked, model, batch)[-1]
 
 
 def _quiet(weights: Mapping[str, Tensor], wanted: int) -> dict[str, Tensor]:

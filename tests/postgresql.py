@@ -60,7 +60,7 @@ class Server:
 
     def execute(self, statement: str) -> None:
         """Execute a statement on the database that is always there."""
-        import psycopg  # noqa: PLC0415 (of an extra)
+        import psycopg
 
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             connection.execute(statement.encode())

@@ -1,6 +1,6 @@
 """What the audit says of an app as it stands, and of the same app with the upload gate in its first line.
 
-``python -m fedmjp.benchmarks.studies.gated_app --app tests/apps/small-site --output FOLDER``. Bundled pictures stand
+``python results/gated_app/study.py --app tests/apps/small-site --output FOLDER``. Bundled pictures stand
 in for
 the app's own. A row for each upload that was attacked, and a picture of both runs.
 """
@@ -22,7 +22,6 @@ from fedmjp.benchmarks.audit.app import read_app
 from fedmjp.benchmarks.audit.audit import Findings, audit
 from fedmjp.benchmarks.audit.verdict import exit_code
 from fedmjp.benchmarks.scripts import keep_table
-from fedmjp.benchmarks.studies.by_view import markdown
 from fedmjp.clients.gate.ledger import GateLedger
 from fedmjp.errors import AppError
 from fedmjp.running import run_function
@@ -59,7 +58,7 @@ def main(
     table = pd.DataFrame(rows)
     keep_table(output, table, {"policy": POLICY, "ledger": {verdict: verdicts.count(verdict) for verdict in verdicts}})
     draw(shown, output / FIGURE)
-    typer.echo(markdown(table.astype(str)))
+    typer.echo(table.to_markdown(index=False, disable_numparse=True))
 
 
 def put_behind_gate(app: Path, target: Path, policy: Path) -> None:

@@ -1,6 +1,6 @@
 """What attacks recover of training as it is done: batches, train mode, local steps, and weights of every age.
 
-``python -m fedmjp.benchmarks.studies.realistic RUN --data FOLDER --output FOLDER``, after
+``python results/realistic/study.py RUN --data FOLDER --output FOLDER``, after
 ``fedmjp simulate --config benchmarks/training/realistic.yaml --data FOLDER --output RUN``.
 
 The same pictures, of the validation split, are attacked at the weights that the server sent in each round that was
@@ -38,12 +38,12 @@ from fedmjp import facade, records
 from fedmjp.attacks import ATTACKS
 from fedmjp.benchmarks.leaderboard.entries import EXACT, RECOGNISABLE
 from fedmjp.benchmarks.report.drawing import CEILING, STYLE, Scale
-from fedmjp.benchmarks.scripts import Pictures, keep_table, unseen
+from fedmjp.benchmarks.scripts import Pictures, keep_table, load_unseen
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.loading import Batch
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.errors import AttackFailedError, BadInputError, ConfigError, RecordError
-from fedmjp.exchange import Exchange, private_of, update_of, upload_of
+from fedmjp.exchange import Exchange, compute_update, make_upload, prepare_private
 from fedmjp.learning import Learning, Recipe
 from fedmjp.models.build import build, build_vit, with_weights
 from fedmjp.models.classifier import Classifier, VitClassifier
@@ -112,7 +112,7 @@ def main(
         raise BadInputError(f"--pictures {pictures} make no whole batches: take a multiple of {max(BATCHES)}")
     ages = weights_sent(run)
     first = next(iter(ages.values()))
-    chosen = unseen(data, max(pictures, GALLERY), first.model, SEED)
+    chosen = load_unseen(data, max(pictures, GALLERY), first.model, SEED)
     rounds = sorted(ages)
     searched = {rounds[0], rounds[-1]}
     table = pd.DataFrame(
@@ -150,7 +150,7 @@ def rows_of(
 ) -> Iterator[dict[str, Any]]:
     """What one approach makes of every step and size of batch; features are looked up among others."""
     network = build_vit(age.network)
-    gallery = [private_of(age, [picture], 0) for picture in others]
+    gallery = [prepare_private(age, [picture], 0) for picture in others]
     for name, step in STEPS.items():
         for size in BATCHES:
             if size < step.smallest:
@@ -220,12 +220,12 @@ def stepped(scenario: Scenario, pictures: list[LabelledPicture], network: VitCla
 def dropping(scenario: Scenario, pictures: list[LabelledPicture], network: VitClassifier) -> Exchange:
     """The upload that the scenario describes, of a client that drops paths, also while a server probes it."""
     client = build_vit(scenario.network, drop_path=RECIPE.drop_path).train()
-    private = private_of(scenario, pictures, 0)
+    private = prepare_private(scenario, pictures, 0)
 
     def upload(changed: Sequence[Mapping[str, torch.Tensor]]) -> records.Upload:
         digest = records.weights_digest({**network.state_dict(), **(changed[0] if changed else {})})
-        sent = update_of(scenario, client, private, 0, changed)
-        return upload_of(scenario, sent, private, server_round=1, node=0, weights=digest)
+        sent = compute_update(scenario, client, private, 0, changed)
+        return make_upload(scenario, sent, private, server_round=1, node=0, weights=digest)
 
     changed: Sequence[Mapping[str, torch.Tensor]] = ()
     with scoped_randomness(derive(SEED, "drop path", *private.pictures)):

@@ -1,6 +1,6 @@
 """What servers that change weights see of large batches, of doubled classes, and patch by patch.
 
-``python -m fedmjp.benchmarks.studies.servers --pictures FOLDER``
+``python results/servers/study.py --pictures FOLDER``
 
 For measuring one's own deployment: everything is computed here. Three questions to DeiT-S with initial weights:
 
