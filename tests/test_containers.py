@@ -51,7 +51,8 @@ def test_a_pod_gets_the_files_of_the_folder_and_nobody_reaches_more_than_the_por
         for kind in ("Secret", "Deployment", "Service", "NetworkPolicy")
     )
     spec = pod["spec"]["template"]["spec"]
-    items = {item["key"]: item["path"] for item in spec["volumes"][0]["secret"]["items"]}
+    volume = next(each for each in spec["volumes"] if each["name"] == "secret")
+    items = {item["key"]: item["path"] for item in volume["secret"]["items"]}
     given = {items[key]: base64.b64decode(value) for key, value in secret["data"].items()}
     assert given.pop("deploy.yaml").decode().strip() in made.config_file.read_text()
     assert given == {path: (made.root / path).read_bytes() for path in given}
