@@ -31,11 +31,12 @@ import torch
 from omegaconf import OmegaConf
 from pydantic import ConfigDict, Field
 from torch import Generator, nn
+from typing_extensions import override
 
+from fedmjp.attacks.base import Attack
 from fedmjp.attacks.breaching_case import PREFIX, case_of
 from fedmjp.attacks.breaching_watch import CarriedError, Watch, listening
 from fedmjp.attacks.labels import labels_of
-from fedmjp.attacks.one_by_one import OneByOne
 from fedmjp.attacks.token_gradients import positions_refusal
 from fedmjp.config import Config
 from fedmjp.errors import AttackFailedError, ConfigError, suggestion
@@ -76,7 +77,7 @@ class OptimisationOptions(BreachingOptions):
     )
 
 
-class BreachingAttack(OneByOne):
+class BreachingAttack(Attack):
     """One of breaching's configurations.
 
     ``config_name`` is the file in breaching's ``config/attack``; ``limitation`` what a reader must know of its scores
@@ -138,7 +139,10 @@ class BreachingAttack(OneByOne):
             _check_kind(key, before=OmegaConf.select(default, key), after=OmegaConf.select(config, key))
         return config
 
-    def _one(self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: Generator) -> Reconstruction:
+    @override
+    def reconstruct(
+        self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: Generator
+    ) -> Reconstruction:
         breaching_finds_labels = self.config.attack_type == "joint-optimization" or "label_strategy" in self._overrides
         labels = None if breaching_finds_labels else labels_of(upload, model, threat)
         container = _breaching().cases.models.model_preparation.VisionContainer

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from typing_extensions import override
 
 from fedmjp.attacks.base import Attack
 from fedmjp.attacks.grey import LEVEL
@@ -39,7 +40,8 @@ class Chance(Attack[VitClassifier, Features]):
         del model, threat
         return None
 
-    def _reconstruct(
+    @override
+    def reconstruct_stack(
         self,
         uploads: Sequence[Upload],
         model: VitClassifier,

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp.attacks.base import Attack, Model, picture
 from fedmjp.attacks.token_gradients import (
@@ -70,7 +71,8 @@ class ClosedForm(Attack[Model]):
         del model, threat
         return self.handled
 
-    def _reconstruct(
+    @override
+    def reconstruct_stack(
         self, uploads: Sequence[Upload], model: Model, threat: ThreatModel, *, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         del generators  # nothing is drawn

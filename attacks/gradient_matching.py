@@ -101,7 +101,7 @@ class GradientMatching(GradientSearch):
         if self._first is None:
             return [(LEVEL + SPREAD * noise).clamp(0, 1) for noise in noises]
         start_generator = torch_generator(generator.initial_seed(), "start")
-        first = self._first.reconstruct([upload], model, threat, generator=start_generator)[0].images.cpu()
+        first = self._first.run([upload], model, threat, generator=start_generator)[0].images.cpu()
         return [first, *((first + RESTART_NOISE * noise).clamp(0, 1) for noise in noises[1:])]
 
     def _searcher(self, model: VitClassifier, comparison: Comparison) -> Searcher:

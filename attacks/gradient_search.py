@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
+from typing_extensions import override
 
 from fedmjp.arithmetic import computing
 from fedmjp.attacks.base import Attack
@@ -114,7 +115,8 @@ class GradientSearch(Attack):
         idle = set() if self._reads_mask(model, threat) else {names.UNKNOWN_EMBEDDING}
         return [name for name in self._matched(model) if name not in idle]
 
-    def _reconstruct(
+    @override
+    def reconstruct_stack(
         self, uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel, *, generators: Sequence[Generator]
     ) -> list[Reconstruction]:
         started = time.monotonic()

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from typing_extensions import override
 
 from fedmjp.attacks.base import Attack
 from fedmjp.models.entrance import Entrance
@@ -23,7 +24,6 @@ class Grey(Attack[Entrance]):
     role = "floor"
     takes_sums = True
     any_steps = True
-    needs_network = False
 
     def tensors(self, model: Entrance) -> Sequence[str]:
         """None."""
@@ -35,7 +35,8 @@ class Grey(Attack[Entrance]):
         del model, threat
         return None
 
-    def _reconstruct(
+    @override
+    def reconstruct_stack(
         self, uploads: Sequence[Upload], model: Entrance, threat: ThreatModel, *, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         del threat, generators

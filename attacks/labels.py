@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fedmjp.attacks.base import on_device
-from fedmjp.attacks.one_by_one import OneByOne
+from fedmjp.attacks.base import Attack, on_device
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models import names
@@ -65,7 +64,7 @@ def mean_gradient(upload: Upload, name: str, model: Entrance, threat: ThreatMode
     return -tensor / (threat.gradients_in_delta * threat.local_learning_rate)
 
 
-class Labels(OneByOne[Entrance, Features]):
+class Labels(Attack[Entrance, Features]):
     """Tell the labels of a batch, or of the batches of several clients, from the gradient of the head's bias alone."""
 
     name = "labels"
@@ -74,7 +73,6 @@ class Labels(OneByOne[Entrance, Features]):
     requires = "the gradient of the head's bias; labels that are not told"
     exploits = "mean cross-entropy: the gradient at a class is its mean probability less its share of the batch"
     reveals = "labels"
-    needs_network = False
     takes_sums = True
     reads_signs = True
     # What happens to pictures and positions moves probabilities, never labels.
@@ -96,6 +94,7 @@ class Labels(OneByOne[Entrance, Features]):
         del model, threat
         return self.handled
 
-    def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Features:
+    @override
+    def reconstruct(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Features:
         del generator  # nothing is drawn
         return Features(torch.tensor(labels_of(upload, model, threat)))

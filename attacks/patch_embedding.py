@@ -39,7 +39,6 @@ class PatchEmbedding(ClosedForm[Entrance]):
     summary = "least squares on patch-embedding and position-embedding gradients, unmodified model"
     requires = "gradients or deltas of patch and position embedding; no more patches than dimensions"
     exploits = "the position embedding's gradient shows the gradient at every token; the patch embedding is linear"
-    needs_network = False
     right_side = names.PATCH_WEIGHT
 
     def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:

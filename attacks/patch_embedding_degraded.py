@@ -6,12 +6,12 @@ from dataclasses import replace
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
-from fedmjp.attacks.base import picture
+from fedmjp.attacks.base import Attack, picture
 from fedmjp.attacks.entries import COARSE, coarse, read_entries, unread
 from fedmjp.attacks.joint_posterior import Equations, PicturePrior, agreement, most_likely
 from fedmjp.attacks.natural_patches import prior_refusal
-from fedmjp.attacks.one_by_one import OneByOne
 from fedmjp.attacks.patch_embedding import PatchEmbedding, PatchEmbeddingWiener
 from fedmjp.attacks.recover import count_refusal
 from fedmjp.attacks.token_gradients import positions_refusal, shown_tokens
@@ -33,7 +33,7 @@ class DegradedOptions(Config):
     rounds: int = Field(26, ge=1, le=200, description="of the alternation between both sides, at most")
 
 
-class PatchEmbeddingDegraded(OneByOne[Entrance]):
+class PatchEmbeddingDegraded(Attack[Entrance]):
     """Solve G_E = D^T X where each entry of G_E and of D is known as far as the defences leave it known.
 
     Noise and rounding are noise on both sides; what was pruned lies below the smallest entry that was kept; a
@@ -60,7 +60,6 @@ class PatchEmbeddingDegraded(OneByOne[Entrance]):
     options_type = DegradedOptions
     reads_others = True
     any_steps = True  # the equation is linear in the gradients, which steps add up
-    needs_network = False
     uses_natural_patches = True
 
     def tensors(self, model: Entrance) -> Sequence[str]:
@@ -83,11 +82,14 @@ class PatchEmbeddingDegraded(OneByOne[Entrance]):
         entries: frozenset[Mark] = frozenset({"rounded", "noisy"})
         return scaled | entries | COARSE if unread(threat) is None else scaled
 
-    def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
+    @override
+    def reconstruct(
+        self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator
+    ) -> Reconstruction:
         if is_clean(upload, threat):
             few = count_refusal(model.grid**2, len(model.get_parameter(names.PATCH_WEIGHT))) is None
             exact = PatchEmbedding() if few else PatchEmbeddingWiener()
-            return exact.reconstruct([replace(upload, others=())], model, threat, generator=generator)[0]
+            return exact.run([replace(upload, others=())], model, threat, generator=generator)[0]
         pictures = PicturePrior(model)
         linked = [upload, *further(upload, pictures, model, threat)]
         by_weights: dict[str, list[Upload]] = {}

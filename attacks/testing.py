@@ -107,7 +107,7 @@ class Trial:
     def run(self, uploads: Sequence[Upload], model: VitClassifier) -> list[Disclosure]:
         """Attack with a generator of the suite's seed."""
         generator = torch.Generator().manual_seed(SEED)
-        return self.attack.reconstruct(uploads, model, self.threat, generator=generator)
+        return self.attack.run(uploads, model, self.threat, generator=generator)
 
 
 def _network(scenario: Scenario) -> VitClassifier:
@@ -302,7 +302,7 @@ def _disclosed(attack: Attack[VitClassifier, Disclosure], scenario: Scenario, co
     uploads = [_anew(exchange.upload) for exchange in _exchanges(scenario)[:count]]
     model, generator = copy.deepcopy(_sent(scenario)), torch.Generator().manual_seed(SEED)
     try:
-        return attack.reconstruct(uploads, model, scenario.threat, generator=generator)
+        return attack.run(uploads, model, scenario.threat, generator=generator)
     except (AttackFailedError, AttackNotApplicableError):
         return None
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from fedmjp.attacks.base import on_device
-from fedmjp.attacks.one_by_one import OneByOne
+from fedmjp.attacks.base import Attack, on_device
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
@@ -41,7 +41,7 @@ class Printed:
     occupied: int
 
 
-class TokenImprint(OneByOne[VitClassifier]):
+class TokenImprint(Attack[VitClassifier]):
     """Read the tokens that the server of the same name prints (``fedmjp.server.modifications.token_imprint``).
 
     The gradients of neighbouring rows of the MLPs differ by the tokens between their thresholds: in the weights by
@@ -86,7 +86,8 @@ class TokenImprint(OneByOne[VitClassifier]):
         del model, threat
         return frozenset({"scaled", "summed"})
 
-    def _one(
+    @override
+    def reconstruct(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
         del threat, generator  # nothing is drawn

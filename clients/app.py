@@ -18,7 +18,7 @@ from fedmjp.errors import ConfigError, FedmjpError
 from fedmjp.exchange import client_update, private_of_round
 from fedmjp.models.build import build_vit
 from fedmjp.records import record_name
-from fedmjp.scenario import Scenario, scenarios_of
+from fedmjp.scenario import AnyScenario, Scenario, TrainingScenario, scenarios_of
 from fedmjp.wire import ARRAYS, EXAMPLES, METRICS, REFUSED
 
 app = ClientApp()
@@ -66,20 +66,20 @@ def _answer(content: RecordDict, context: Context) -> RecordDict:
     if scenario.server is not None and "data" in context.node_config:
         raise ConfigError(f"the scenario has a malicious server ({scenario.server.text}), and the pictures are my own")
     allowed = Allowed.of(context.node_config, scenario.data, run.evaluator_folder)
-    if scenario.training is not None:
+    if isinstance(scenario, TrainingScenario):
         return train_round(scenario, scenario.training, run, content, client, server_round, allowed)
     return _upload(scenario, content, client, server_round, allowed.private)
 
 
 def _evaluation(content: RecordDict, context: Context) -> RecordDict:
     run, scenario = _asked(content, context)
-    if scenario.training is None or scenario.training.validation != "sites":
+    if not isinstance(scenario, TrainingScenario) or scenario.training.validation != "sites":
         raise ConfigError("the run does not ask its sites to evaluate: set validation=sites")
     own = Allowed.of(context.node_config, scenario.data, "").own
     return evaluate_round(scenario, scenario.training, run, content, own)
 
 
-def _asked(content: RecordDict, context: Context) -> tuple[RunConfig, Scenario]:
+def _asked(content: RecordDict, context: Context) -> tuple[RunConfig, AnyScenario]:
     """The run, and the scenario of it that a message is of."""
     run, asked = RunConfig.read(context.run_config), cast(Mapping[str, Any], content.config_records["config"])
     return run, scenarios_of(run)[int(asked["scenario"])]

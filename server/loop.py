@@ -18,7 +18,7 @@ from fedmjp.learning import Training
 from fedmjp.models.build import build
 from fedmjp.models.classifier import Classifier
 from fedmjp.models.roles import roles_of
-from fedmjp.scenario import FEWEST_ROBUST, Scenario
+from fedmjp.scenario import FEWEST_ROBUST, AnyScenario, TrainingScenario
 from fedmjp.server.aggregation import Aggregator
 from fedmjp.server.changing import Group, WeightChanges
 from fedmjp.server.cohort import Part, bound_examples, parts_of, too_long
@@ -59,7 +59,7 @@ class Federation:
     def __init__(
         self,
         grid: Grid,
-        scenario: Scenario,
+        scenario: AnyScenario,
         run: RunConfig,
         index: int = 0,
         *,
@@ -71,18 +71,17 @@ class Federation:
         self._changes = WeightChanges(scenario, model)
         withheld = scenario.pipeline.withheld(roles_of(model))
         self._aggregator = Aggregator(scenario, [name for name, _ in model.named_parameters()], withheld)
-        training = scenario.training
         self._roster = Roster(grid, scenario.clients, run.node_keys)
-        self._patience = Patience(None if training is None else training.round_seconds)
+        self._patience = Patience(None if scenario.training is None else scenario.training.round_seconds)
         self._refused: list[Refusal] = []
         self._done, self._journal, folder = 0, None, self._uploads
-        if training is not None:
+        if isinstance(scenario, TrainingScenario):
             if not run.output_folder:
                 raise ConfigError("output-folder is empty; name the folder that history and weights go to")
             folder = Path(run.output_folder)
             sent = sum(value.numel() for name, value in model.named_parameters() if name not in withheld)
-            measured = validation or self._validation(model, training)
-            self._journal = Journal(scenario, training, TrainingFolder(folder), measured, sent)
+            measured = validation or self._validation(model, scenario.training)
+            self._journal = Journal(scenario, scenario.training, TrainingFolder(folder), measured, sent)
             self._done, self._weights = self._journal.resume(self._weights, self._aggregator)
             for seconds in self._journal.seconds():
                 self._patience.learn(seconds)

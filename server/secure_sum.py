@@ -6,8 +6,8 @@ from typing import Any
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedmjp.replies import mean_of
 from fedmjp.server.screening import last_line, plausible
+from fedmjp.tensors import mean_of
 from fedmjp.wire import ARRAYS, BUFFERS, COUNTS, EXAMPLES, METRICS, REFUSED
 
 

@@ -40,7 +40,7 @@ class Witness(Attack):
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         return None
 
-    def _reconstruct(
+    def reconstruct_stack(
         self,
         uploads: Sequence[Upload],
         model: VitClassifier,

@@ -98,7 +98,7 @@ def test_tf32_rounds_the_gradients_of_a_stack(device: str) -> None:
     for arithmetic in arithmetics:
         made = entrance_gradients(model, private, read, arithmetic=arithmetic)
         uploads = [Upload(gradients, "gradient", 1, 1, node, "") for node, gradients in enumerate(made)]
-        found: Any = ATTACKS.get("patch_embedding")().reconstruct(uploads, model, scenario.threat, generator=generator)
+        found: Any = ATTACKS.get("patch_embedding")().run(uploads, model, scenario.threat, generator=generator)
         clean = torch.cat([batch.clean for batch in private])
         psnr.append(metric("psnr").function(torch.cat([each.images for each in found]), clean))
     assert bool((psnr[0] > 60).all())

@@ -34,7 +34,7 @@ def sent() -> list[tuple[Upload, torch.Tensor]]:
 
 def made(name: str, upload: Upload, threat: ThreatModel, **options: object) -> Reconstruction:
     generator = torch.Generator().manual_seed(0)
-    return ATTACKS.get(name)(options).reconstruct([upload], build_vit(SCENARIO.network), threat, generator=generator)[0]
+    return ATTACKS.get(name)(options).run([upload], build_vit(SCENARIO.network), threat, generator=generator)[0]
 
 
 def decibels(name: str, upload: Upload, threat: ThreatModel, clean: torch.Tensor) -> float:

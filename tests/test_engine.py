@@ -173,7 +173,7 @@ def test_a_client_that_breaks_down_is_rows_and_stops_nothing(tmp_path: Path, mon
 
 
 def test_any_error_of_an_attack_is_a_row_of_that_upload_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    solve = PatchEmbedding._reconstruct
+    solve = PatchEmbedding.reconstruct_stack
 
     def sometimes(
         self: PatchEmbedding, uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel, **named: Any
@@ -182,7 +182,7 @@ def test_any_error_of_an_attack_is_a_row_of_that_upload_alone(tmp_path: Path, mo
             raise ArithmeticError("did not converge")
         return solve(self, uploads, model, threat, **named)
 
-    monkeypatch.setattr(PatchEmbedding, "_reconstruct", sometimes)
+    monkeypatch.setattr(PatchEmbedding, "reconstruct_stack", sometimes)
     plan, output = planned(small_experiments(models=ONE)), OutputFolder(tmp_path)
     run(plan, output)
     failed = [trial for trial in stored(output, plan) if trial.status == "failed"]
@@ -196,7 +196,7 @@ def test_any_error_of_an_attack_is_a_row_of_that_upload_alone(tmp_path: Path, mo
 
 
 def test_an_interrupted_attack_keeps_what_was_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    solve, calls = PatchEmbedding._reconstruct, []
+    solve, calls = PatchEmbedding.reconstruct_stack, []
 
     def interrupted(self: PatchEmbedding, uploads: Sequence[Upload], *rest: Any, **named: Any) -> list[Reconstruction]:
         calls.append(len(uploads))
@@ -206,7 +206,7 @@ def test_an_interrupted_attack_keeps_what_was_finished(tmp_path: Path, monkeypat
 
     plan, output = planned(small_experiments(models=ONE)), OutputFolder(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(PatchEmbedding, "_reconstruct", interrupted)
+        patch.setattr(PatchEmbedding, "reconstruct_stack", interrupted)
         patch.setattr(PatchEmbedding, "stack", 1)  # as an optimisation that takes one upload at a time
         with pytest.raises(KeyboardInterrupt):
             run(plan, output)
@@ -220,7 +220,7 @@ def test_what_an_attack_does_to_its_model_never_reaches_the_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedmjp.benchmarks.running.engine.CHUNK", 1)
-    solve, seen = PatchEmbedding._reconstruct, []
+    solve, seen = PatchEmbedding.reconstruct_stack, []
 
     def spying(self: PatchEmbedding, uploads: Sequence[Upload], model: VitClassifier, *rest: Any, **named: Any) -> Any:
         model.backbone.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -228,7 +228,7 @@ def test_what_an_attack_does_to_its_model_never_reaches_the_clients(
         model.backbone.patch_embed.proj.weight.data.zero_()
         return made
 
-    monkeypatch.setattr(PatchEmbedding, "_reconstruct", spying)
+    monkeypatch.setattr(PatchEmbedding, "reconstruct_stack", spying)
     plan, output = planned(small_experiments(models=ONE)), OutputFolder(tmp_path)
     output.prepare(fresh=False)
     store = Store.at(output.database)

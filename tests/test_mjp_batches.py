@@ -57,7 +57,7 @@ def attack(uploads: Sequence[Upload], model: VitClassifier) -> Reconstruction:
     given = [replace(uploads[0], others=tuple(uploads[1:]))]
     threat = ThreatModel(batch_size=uploads[0].num_examples)
     generator = torch.Generator().manual_seed(0)
-    return ATTACKS.get("mjp_intersection")().reconstruct(given, model, threat, generator=generator)[0]
+    return ATTACKS.get("mjp_intersection")().run(given, model, threat, generator=generator)[0]
 
 
 def psnr(made: Reconstruction, batch: PrivateBatch) -> list[float]:

@@ -35,7 +35,7 @@ def attack(uploads: list[Upload], model: VitClassifier, threat: ThreatModel | No
     """Attack the first upload, the others being kept beside it."""
     generator = torch.Generator().manual_seed(0)
     given = [replace(uploads[0], others=tuple(uploads[1:]))]
-    made = ATTACKS.get("mjp_intersection")().reconstruct(given, model, threat or ThreatModel(), generator=generator)
+    made = ATTACKS.get("mjp_intersection")().run(given, model, threat or ThreatModel(), generator=generator)
     return made[0]
 
 

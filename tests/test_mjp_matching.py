@@ -75,7 +75,7 @@ def test_the_search_comes_nearer_than_its_start(defended: VitClassifier, upload:
     attack = MjpMatching({"iterations": 4})
     seen: list[float] = []
     attack.on_progress = lambda done, total, loss: seen.append(loss)
-    made = attack.reconstruct([upload], defended, ThreatModel(), generator=torch.Generator().manual_seed(0))[0]
+    made = attack.run([upload], defended, ThreatModel(), generator=torch.Generator().manual_seed(0))[0]
     assert made.diagnostics["loss"] < made.diagnostics["loss_at_start"] / 2
     assert made.diagnostics["iterations"] == 4
     assert len(seen) == 5, "the start is told too"
@@ -83,7 +83,7 @@ def test_the_search_comes_nearer_than_its_start(defended: VitClassifier, upload:
 
 
 def test_a_budget_of_no_time_still_makes_one_step(defended: VitClassifier, upload: Upload) -> None:
-    made = MjpMatching({"seconds": 1e-3}).reconstruct(
+    made = MjpMatching({"seconds": 1e-3}).run(
         [upload], defended, ThreatModel(), generator=torch.Generator().manual_seed(0)
     )[0]
     assert made.diagnostics["iterations"] == 1

@@ -95,9 +95,7 @@ def test_mjp_prior_shows_the_clean_picture_of_a_shuffled_upload(
     defended: VitClassifier, pictures: Selection, threat: ThreatModel, generator: torch.Generator
 ) -> None:
     batches = [batch_of(pictures, Picture.SHUFFLED, index) for index in range(4)]
-    made = MjpPrior().reconstruct(
-        [upload_of(defended, batch) for batch in batches], defended, threat, generator=generator
-    )
+    made = MjpPrior().run([upload_of(defended, batch) for batch in batches], defended, threat, generator=generator)
     clean = torch.cat([batch.clean for batch in batches])
     shuffled = torch.cat([batch.shuffled for batch in batches])
     images = torch.cat([each.images for each in made])
@@ -116,7 +114,7 @@ def test_mjp_prior_is_patch_embedding_without_a_mask(
 ) -> None:
     upload = upload_of(undefended, batch_of(pictures, Picture.CLEAN))
     ours, theirs = (
-        attack.reconstruct([upload], undefended, threat, generator=generator)[0].images
+        attack.run([upload], undefended, threat, generator=generator)[0].images
         for attack in (MjpPrior(), PatchEmbedding())
     )
     assert torch.allclose(ours, theirs, atol=1e-6)
@@ -124,7 +122,7 @@ def test_mjp_prior_is_patch_embedding_without_a_mask(
 
 def test_mjp_prior_refuses_batches(defended: VitClassifier, generator: torch.Generator) -> None:
     with pytest.raises(AttackNotApplicableError, match="uploads of one picture: of 2"):
-        MjpPrior().reconstruct([], defended, ThreatModel(batch_size=2), generator=generator)
+        MjpPrior().run([], defended, ThreatModel(batch_size=2), generator=generator)
 
 
 @pytest.mark.parametrize("squares", [0, 4])
@@ -137,7 +135,7 @@ def test_pictures_of_one_patch_over_and_over_leave_nothing_open(
     batch = batch_of(pictures, Picture.CLEAN)
     image = board.float().expand(1, 3, 64, 64).clone()
     upload = upload_of(defended, replace(batch, clean=image, shuffled=image))
-    made = MjpPrior().reconstruct([upload], defended, threat, generator=generator)[0]
+    made = MjpPrior().run([upload], defended, threat, generator=generator)[0]
     assert PSNR(made.images, image) > 50
 
 
@@ -185,8 +183,7 @@ def test_where_no_prior_explains_an_upload_the_naive_picture_may(
     rows = torch.arange(64) // 8
     upload, _ = _of(((rows[:, None] + rows) % 2).float().expand(3, 64, 64), defended, pictures)
     ours, naive = (
-        attack.reconstruct([upload], defended, threat, generator=generator)[0]
-        for attack in (MjpPrior(), PatchEmbedding())
+        attack.run([upload], defended, threat, generator=generator)[0] for attack in (MjpPrior(), PatchEmbedding())
     )
     assert ours.diagnostics["closed_naive"] == 1
     assert torch.allclose(ours.images, naive.images, atol=1e-5)

@@ -162,7 +162,7 @@ def test_long_class_tokens_that_read_steps_of_adamw_are_noticed_in_a_first_round
     scenario = Scenario.parse({"model": MODEL, "server": "class_fishing:class=3", **step})
     batch = [LabelledPicture("0", (honest.images[0] + 0.5).clamp(0, 1), 3)]
     (fishing,) = changed_weights(scenario, model, batch)
-    probing = scenario.server.made().probe(model, scenario.threat)  # type: ignore[union-attr]
+    probing = scenario.server.build().probe(model, scenario.threat)  # type: ignore[union-attr]
     assert suspicious(examine_model(arriving(with_weights(model, fishing)))) >= NOTICED["class_fishing"]
     assert suspicious(examine_model(arriving(with_weights(model, probing)))) >= {"head rows"}
 

@@ -18,9 +18,9 @@ from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.randomness import SeededRandomness
 from fedmjp.records import Upload, record_name
-from fedmjp.replies import mean_of
 from fedmjp.scenario import Scenario
 from fedmjp.server.refusals import RefusalFile
+from fedmjp.tensors import mean_of
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.updates import local_update
 from fedmjp.wire import evaluator_of_round, uploads_of_round

@@ -25,13 +25,12 @@ from fedmjp.exchange import Exchange
 from fedmjp.metrics.pictures import psnr
 from fedmjp.models import names
 from fedmjp.models.build import blueprint, build_vit, with_weights
-from fedmjp.modifications import SCOPE
 from fedmjp.patches import to_patches
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload, record_name
 from fedmjp.scenario import Scenario, run_config_of
 from fedmjp.server.loop import Federation
-from fedmjp.threat import ThreatModel
+from fedmjp.threat import SCOPE, ThreatModel
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.updates import gradient
 from fedmjp.wire import evaluator_of_round, uploads_of_round

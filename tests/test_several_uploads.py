@@ -74,9 +74,7 @@ def uploads(pictures: Selection) -> tuple[Upload, Upload]:
 
 
 def seen(attack: Witness, upload: Upload) -> dict[str, float]:
-    made = attack.reconstruct(
-        [upload], small_model(defence="mjp"), ThreatModel(), generator=torch.Generator().manual_seed(0)
-    )
+    made = attack.run([upload], small_model(defence="mjp"), ThreatModel(), generator=torch.Generator().manual_seed(0))
     return dict(made[0].diagnostics)
 
 
@@ -104,7 +102,7 @@ def test_the_conformance_suite_gives_others_and_degraded_uploads(check: Callable
 def test_attacks_on_single_uploads_do_not_change_by_others(uploads: tuple[Upload, Upload]) -> None:
     first, second = uploads
     made = [
-        PatchEmbedding().reconstruct(
+        PatchEmbedding().run(
             [each], small_model(defence="mjp"), ThreatModel(), generator=torch.Generator().manual_seed(0)
         )[0]
         for each in (first, replace(first, others=(second, replace(second, kind="delta"))))

@@ -25,7 +25,7 @@ from fedmjp.data.loading import evaluation_batches
 from fedmjp.errors import ConfigError, DataError, FederationError, OutputError
 from fedmjp.learning import PartitionConfig, Recipe
 from fedmjp.models.build import build
-from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.scenario import TrainingScenario, run_config_of
 from fedmjp.server.loop import Federation
 from fedmjp.server.roster import Roster, key_of
 from fedmjp.server.site_validation import combined
@@ -48,7 +48,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def train(scenario: Scenario, root: Path, own: Mapping[int, str]) -> TrainingFolder:
+def train(scenario: TrainingScenario, root: Path, own: Mapping[int, str]) -> TrainingFolder:
     folder = TrainingFolder(root)
     folder.root.mkdir(exist_ok=True)
     grid = InProcess(scenario, folder, own=own)

@@ -9,9 +9,9 @@ import pytest
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.defences import DEFENCES
-from fedmjp.modifications import SERVERS
 from fedmjp.registry import Registry
 from fedmjp.stated import stated
+from fedmjp.threat import SERVERS
 
 LISTED = [
     (ATTACKS, ("name", "role", "summary")),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp.attacks.base import picture
 from fedmjp.attacks.mjp import batches
@@ -82,7 +83,10 @@ class MjpIntersection(ClosedFacts[Entrance]):
         unsure = "; which uploads share a picture is unsure as they are degraded"
         return warning + unsure if threat.marks & BLURRED else warning
 
-    def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
+    @override
+    def reconstruct(
+        self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator
+    ) -> Reconstruction:
         del generator  # nothing is drawn
         read = [(upload, linear_facts(upload, model, threat)), *_of_others(upload.others, model, threat)]
         if upload.num_examples > 1:

@@ -11,6 +11,7 @@ import scipy.optimize
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.base import Attack, picture, showing_pictures
@@ -68,7 +69,6 @@ class MjpMatching(ClosedFacts[VitClassifier]):
     exploits = "linear facts of MJP, smoothness of pictures, and the gradients of all layers"
     options_type = MjpMatchingOptions
     optimises = True
-    needs_network = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """Of a defended model every parameter's gradient; of another what the facts need."""
@@ -92,14 +92,15 @@ class MjpMatching(ClosedFacts[VitClassifier]):
     def _first(self) -> Attack:
         return showing_pictures(ATTACKS.get(self.options.start)())
 
-    def _one(
+    @override
+    def reconstruct(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
         facts = linear_facts(upload, model, threat)
         result = picture(facts.stated, model), dict[str, float]()
         if facts.mask.any():
             start_generator = torch_generator(generator.initial_seed(), "start")
-            first = self._first().reconstruct([upload], model, threat, generator=start_generator)[0].images
+            first = self._first().run([upload], model, threat, generator=start_generator)[0].images
             result = self._search(_Mismatch(upload, facts, model, threat), first)
         return Reconstruction(result[0], {"masked_patches": float(facts.mask.sum()), **result[1]})
 

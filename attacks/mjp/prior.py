@@ -6,14 +6,14 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from fedmjp.attacks.base import Model, picture
+from fedmjp.attacks.base import Attack, Model, picture
 from fedmjp.attacks.mjp.affine import of_one_upload
 from fedmjp.attacks.mjp.choice import close_best
 from fedmjp.attacks.mjp.facts import linear_facts, refusal, required_tensors
 from fedmjp.attacks.natural_patches import size_refusal
 from fedmjp.attacks.natural_pictures import NaturalPictures
-from fedmjp.attacks.one_by_one import OneByOne
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.entrance import Entrance
@@ -26,7 +26,7 @@ LIKE_NOISE: frozenset[Mark] = frozenset({"noisy", "rounded"})  # what is pruned 
 HANDLED: frozenset[Mark] = MJP | LIKE_NOISE | {"scaled"}
 
 
-class ClosedFacts(OneByOne[Model]):
+class ClosedFacts(Attack[Model]):
     """An attack that reads the linear facts, upload by upload, and closes them by a prior of natural pictures."""
 
     requires: ClassVar[str] = (
@@ -35,7 +35,6 @@ class ClosedFacts(OneByOne[Model]):
     )
     stack = 1
     any_steps = True  # facts are linear in the gradients, which steps add up
-    needs_network = False
     uses_natural_patches = True
 
     def tensors(self, model: Model) -> Sequence[str]:
@@ -57,7 +56,9 @@ class ClosedFacts(OneByOne[Model]):
         return known if model.defended else known - MJP
 
     @abstractmethod
-    def _one(self, upload: Upload, model: Model, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
+    def reconstruct(
+        self, upload: Upload, model: Model, threat: ThreatModel, generator: torch.Generator
+    ) -> Reconstruction:
         """Attack an upload that was checked."""
 
 
@@ -86,7 +87,10 @@ class MjpPrior(ClosedFacts[Entrance]):
             return f"reads uploads of one picture: of {threat.batch_size}, the gradients at the tokens are a sum"
         return super().requirement(model, threat)
 
-    def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
+    @override
+    def reconstruct(
+        self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator
+    ) -> Reconstruction:
         del generator  # nothing is drawn
         facts = linear_facts(upload, model, threat)
         patches, compared = close_best(of_one_upload(facts), facts.mask, upload, model, threat)

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from fedmjp.attacks.kinds import Reveals, Role
+from fedmjp.attacks import Reveals, Role
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from fedmjp.attacks.kinds import Reveals
+from fedmjp.attacks import Reveals
 from fedmjp.benchmarks.leaderboard.entries import EXACT, LEAKAGE, RECOGNISABLE
 from fedmjp.benchmarks.leaderboard.statistics import gain_below, share_below
 from fedmjp.metrics import metric

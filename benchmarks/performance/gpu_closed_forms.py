@@ -30,7 +30,7 @@ from fedmjp.provenance import hardware
 from fedmjp.records import Upload
 from fedmjp.scenario import Scenario
 from fedmjp.stacked import entrance_gradients
-from fedmjp.transfer import sent
+from fedmjp.tensors import to_device
 
 MODELS = {"patch_embedding": "deit_small", "april": "deit_small_april"}
 STACK, SMALL_STACK = 200, 16  # pictures of a pass, on a GPU and elsewhere
@@ -157,11 +157,11 @@ class _Run:
 
     def _solved(self, uploads: Sequence[Upload]) -> Tensor:
         generator = torch.Generator().manual_seed(0)
-        made = self._attack.reconstruct(uploads, self._model, self._scenario.threat, generator=generator)
+        made = self._attack.run(uploads, self._model, self._scenario.threat, generator=generator)
         return torch.cat([reconstruction.images for reconstruction in made])
 
     def _scored(self, private: Sequence[PrivateBatch], made: Tensor) -> Tensor:
         device = torch.device(self.work.device)
-        truth, made = sent(torch.cat([batch.clean for batch in private]), device), sent(made, device)
+        truth, made = to_device(torch.cat([batch.clean for batch in private]), device), to_device(made, device)
         values = {name: METRICS[name].function(made, truth) for name in self.pictures.metrics}
         return values["psnr"].cpu()

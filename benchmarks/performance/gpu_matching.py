@@ -43,7 +43,7 @@ def _matched(work: Work, count: int, options: dict[str, Any]) -> dict[str, float
     few, many = (FEW, MANY) if work.on_gpu else (1, 2)
     for iterations in (few, few, many):  # the first warms up
         attack = GradientMatching({"iterations": iterations, "parallel": count, **options})
-        run = partial(attack.reconstruct, uploads, model, scenario.threat, generator=generator)
+        run = partial(attack.run, uploads, model, scenario.threat, generator=generator)
         made, seconds[iterations] = work.timed(run)
     psnr = metric("psnr").function(torch.cat([one.images for one in made]), torch.stack(truths))
     taken = (seconds[many] - seconds[few]) / (many - few)

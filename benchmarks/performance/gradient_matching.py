@@ -141,7 +141,7 @@ def measure(
     """PSNR of each picture's reconstruction, and the seconds that the attack took: wall-clock, processor."""
     uploads = [SCENARIO.exchange([picture], model=model).upload for picture in pictures]
     started = np.array([time.perf_counter(), time.process_time()])
-    made = attack.reconstruct(uploads, model, SCENARIO.threat, generator=torch_generator(seed, "attack"))
+    made = attack.run(uploads, model, SCENARIO.threat, generator=torch_generator(seed, "attack"))
     seconds = np.array([time.perf_counter(), time.process_time()]) - started
     pairs = zip(made, pictures, strict=True)
     return [score(reconstruction.images[0], picture.image) for reconstruction, picture in pairs], seconds

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fedmjp.attacks.kinds import Reveals, Role
+from fedmjp.attacks import Reveals, Role
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.settings import Setting

@@ -156,7 +156,7 @@ def _attacks(kinds: Sequence[_Kind], selection: Selection, scoring: Scoring) -> 
         several = f", {scenario.uploads_per_picture} uploads" if scenario.uploads_per_picture > 1 else ""
         what, about = f"{scenario.label}: {tried.label}{several}", (tried.name, _defended(scenario))
         like = (about, network, tried.label, scenario.uploads_per_picture)
-        attack = tried.made()
+        attack = tried.build()
         nature = Nature.ITERATING if attack.optimises else Nature.SOLVING
         found.append(Work(what, network, like, size, count, measure, nature, attack.usual_seconds))
     return found
@@ -184,7 +184,7 @@ def _network(arm: ModelConfig) -> str:
 
 def _defended(scenario: Scenario) -> bool:
     """Whether there is anything that an attack could undo: in a defence's twin there is not, and it ends at once."""
-    return bool(scenario.pipeline.made)
+    return bool(scenario.pipeline.defences)
 
 
 def _shape(scenario: Scenario) -> Hashable:

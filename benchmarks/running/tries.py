@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from fedmjp.alarms import raising
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.adversary import Adversary
 from fedmjp.benchmarks.folder.pictures import save_png
@@ -22,6 +21,7 @@ from fedmjp.data.selection import Selection
 from fedmjp.exchange import Exchange
 from fedmjp.metrics.gallery import Gallery
 from fedmjp.metrics.scoring import score_pictures
+from fedmjp.processes import raise_on_alarm
 from fedmjp.records import Disclosure, Reconstruction, Upload
 
 DIFFERENT = 12  # uploads that an attack is tried on that works on one after another
@@ -187,7 +187,7 @@ def _timed_uploads(source: DirectUploads, batches: Sequence[Batch]) -> tuple[flo
 def _attempt(
     adversary: Adversary, tried: AttackConfig, uploads: Sequence[Upload], longest: float
 ) -> tuple[Tried, Sequence[Disclosure]]:
-    budget = tried.made().usual_seconds
+    budget = tried.build().usual_seconds
     began, pace = time.perf_counter(), _Pace()
     try:
         with stopped_after(longest if budget is None else min(longest, LONGEST_OF_BUDGET)):
@@ -204,7 +204,7 @@ def _attempt(
 @contextmanager
 def stopped_after(seconds: float) -> Iterator[None]:
     """Raise ``StoppedError`` when so many seconds are over, or those of a block around this one."""
-    stop = raising(StoppedError, signal.ITIMER_REAL)
+    stop = raise_on_alarm(StoppedError, signal.ITIMER_REAL)
     former, began = signal.signal(signal.SIGALRM, stop), time.monotonic()
     around = signal.getitimer(signal.ITIMER_REAL)[0]
     signal.setitimer(signal.ITIMER_REAL, max(SOON, min(seconds, around or seconds)))

@@ -20,7 +20,8 @@ from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.names import ORACLE_TOKEN_GRADIENTS
 from fedmjp.private import PrivateBatch
 from fedmjp.records import weights_digest
-from fedmjp.scenario import Scenario, Turn
+from fedmjp.scenario import Scenario
+from fedmjp.setups import Turn
 from fedmjp.stacked import ENTRANCE, entrance_gradients
 
 PICTURES_PER_PASS = 16

@@ -218,7 +218,7 @@ class _Attempt:
         try:
             upload = self.layout.upload(gradient, examples=self._batch, kind="gradient")
             generator = torch_generator(0, "gate", name)
-            return fedmjp.ATTACKS.get(name)(options).reconstruct([upload], self.layout, threat, generator=generator)[0]
+            return fedmjp.ATTACKS.get(name)(options).run([upload], self.layout, threat, generator=generator)[0]
         except (BadInputError, AttackFailedError) as error:
             return str(error).removeprefix(f"{name}: ")
 

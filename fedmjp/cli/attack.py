@@ -168,7 +168,7 @@ def attack(
     from fedmjp.benchmarks.running.engine import Engine
     from fedmjp.benchmarks.uploads.rounds import open_records
     from fedmjp.cli.progress import TerminalProgress
-    from fedmjp.modifications import SCOPE
+    from fedmjp.threat import SCOPE
 
     console = wide_console()
     flags = {option.name: option.opts[0] for option in context.command.params}
@@ -208,7 +208,7 @@ def _attacks(options: Mapping[str, Any]) -> "tuple[AttackConfig, ...]":
 
     given = parse_pairs(options["options"], "--set", dashes=True)
     tried = AttackConfig.parse({"name": options["name"], "options": given, "then": options["then"]})
-    floor = MEASURES[tried.made().reveals].floor
+    floor = MEASURES[tried.build().reveals].floor
     return (tried, *([] if tried.name == floor else [AttackConfig(name=floor)]))
 
 
