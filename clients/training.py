@@ -33,7 +33,7 @@ from fedmjp.scenario import TrainingScenario
 from fedmjp.seeds import derive
 from fedmjp.training.loop import Anchor, EpochReport, Schedule, Trainer
 from fedmjp.training.together import ALONE, Together
-from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS, evaluator_of_round
+from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS, evaluator_folder
 
 
 def train_round(
@@ -62,7 +62,7 @@ def train_round(
         indices = _shares(Path(run.partition_file), *dealt)[client]
     left = None
     if allowed.private is not None and server_round in training.records:
-        left = evaluator_of_round(allowed.private, server_round) / scenario.folder
+        left = evaluator_folder(allowed.private, server_round) / scenario.folder
     # The server knows the scenario's seed: who has pictures of its own draws from the system instead.
     noise, seed = (SystemRandomness(), secrets.randbits(63)) if allowed.own else (None, scenario.seed)
     local = LocalTraining(scenario, training, client, server_round, pictures, indices, seed, left, noise)

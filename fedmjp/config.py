@@ -71,10 +71,10 @@ class Config(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise cls.in_one_line(error) from None
+            raise cls.explain_error(error) from None
 
     @classmethod
-    def in_one_line(cls, error: ValidationError) -> ConfigError:
+    def explain_error(cls, error: ValidationError) -> ConfigError:
         """Explain what is wrong with the values of this model, as commands print it.
 
         Args:

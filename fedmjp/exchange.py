@@ -24,7 +24,7 @@ from fedmjp.randomness import Randomness, SeededRandomness
 from fedmjp.records import Upload, weights_digest
 from fedmjp.seeds import numpy_generator
 from fedmjp.setups import BatchSetup
-from fedmjp.tensors import mean_of
+from fedmjp.tensors import average_updates
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import local_update
 
@@ -74,19 +74,19 @@ def exchange(
                 "classes: give it one that the model knows"
             )
     model = _initial_model(scenario.network, scenario.device) if model is None else model
-    changed = changed_weights(scenario, model, pictures)
+    changed = change_weights(scenario, model, pictures)
     digest = weights_digest({**model.state_dict(), **(changed[0] if changed else {})})
     first = number + scenario.probes
     batches, uploads = [], []
     for place in range(first, first + scenario.uploads_per_picture):
-        private = private_of(scenario, pictures, place)
-        update = update_of(scenario, model, private, place, changed)
+        private = prepare_private(scenario, pictures, place)
+        update = compute_update(scenario, model, private, place, changed)
         batches.append(private)
-        uploads.append(upload_of(scenario, update, private, server_round=place + 1, node=0, weights=digest))
+        uploads.append(make_upload(scenario, update, private, server_round=place + 1, node=0, weights=digest))
     return Exchange(batches[0], replace(uploads[0], others=tuple(uploads[1:])), changed)
 
 
-def changed_weights(
+def change_weights(
     scenario: BatchSetup, model: VitClassifier, pictures: Sequence[LabelledPicture]
 ) -> tuple[Mapping[str, Tensor], ...]:
     """Play a server that changes weights: make what it sends to each client behind the uploads of some pictures.
@@ -105,10 +105,10 @@ def changed_weights(
         return ()
     server, learnt = scenario.server.build(), None
     for number in range(scenario.probes):
-        private = private_of(scenario, pictures, number)
+        private = prepare_private(scenario, pictures, number)
         probes = [server.probe(model, scenario.threat)] * scenario.threat.clients
-        update = update_of(scenario, model, private, number, probes)
-        upload = upload_of(scenario, update, private, server_round=number + 1, node=0, weights="")
+        update = compute_update(scenario, model, private, number, probes)
+        upload = make_upload(scenario, update, private, server_round=number + 1, node=0, weights="")
         learnt = server.learn(replace(upload, labels=None), model, scenario.threat)
     return tuple(server.weights(model, scenario.threat, learnt))
 
@@ -118,7 +118,7 @@ def _initial_model(network: ModelConfig, device: str) -> VitClassifier:
     return build_vit(network).to(device)
 
 
-def private_of(scenario: BatchSetup, pictures: Sequence[LabelledPicture], number: int) -> PrivateBatch:
+def prepare_private(scenario: BatchSetup, pictures: Sequence[LabelledPicture], number: int) -> PrivateBatch:
     """Prepare the pictures of an upload: as they are, and as they go into the network.
 
     A puzzle depends on (seed, ratio, picture, number) alone, so that every model and attack meets the same; a crop on
@@ -175,7 +175,7 @@ def _mixed(
     return torch.cat(images), torch.cat(shares)
 
 
-def private_of_round(scenario: BatchSetup, selection: Selection, client: int, server_round: int) -> PrivateBatch:
+def prepare_round(scenario: BatchSetup, selection: Selection, client: int, server_round: int) -> PrivateBatch:
     """Prepare the pictures of one client's upload in one round.
 
     Args:
@@ -190,10 +190,10 @@ def private_of_round(scenario: BatchSetup, selection: Selection, client: int, se
     turn = scenario.turn(server_round)
     first = turn.batch * scenario.batch_size
     entries = selection.partition(client, scenario.clients)[first : first + scenario.batch_size]
-    return private_of(scenario, [selection.load(entry) for entry in entries], turn.number)
+    return prepare_private(scenario, [selection.load(entry) for entry in entries], turn.number)
 
 
-def update_of(
+def compute_update(
     scenario: BatchSetup,
     model: VitClassifier,
     private: PrivateBatch,
@@ -215,10 +215,14 @@ def update_of(
     size = scenario.batch_size
     shares = [private.part(first, first + size) for first in range(0, len(private.pictures), size)]
     models = (with_weights(model, weights) for weights in changed or [{}] * len(shares))
-    return mean_of([client_update(scenario, *pair, number) for pair in zip(models, shares, strict=True)])
+    return average_updates(
+        [compute_client_update(scenario, *pair, number) for pair in zip(models, shares, strict=True)]
+    )
 
 
-def client_update(scenario: BatchSetup, model: VitClassifier, private: PrivateBatch, number: int) -> dict[str, Tensor]:
+def compute_client_update(
+    scenario: BatchSetup, model: VitClassifier, private: PrivateBatch, number: int
+) -> dict[str, Tensor]:
     """Compute and protect the update of one client.
 
     Args:
@@ -230,7 +234,7 @@ def client_update(scenario: BatchSetup, model: VitClassifier, private: PrivateBa
     Raises:
         DefenceError: If a defence cannot protect it.
     """
-    randomness = noise_of(scenario, private, number)
+    randomness = defence_randomness(scenario, private, number)
     update = local_update(model, private, scenario.threat, randomness=randomness)
     return protect(update, private, model, scenario.threat, randomness=randomness)
 
@@ -284,7 +288,7 @@ def protect_trained(
         return threat.pipeline.protect(update, client, randomness=randomness)
 
 
-def noise_of(scenario: BatchSetup, private: PrivateBatch, number: int) -> SeededRandomness:
+def defence_randomness(scenario: BatchSetup, private: PrivateBatch, number: int) -> SeededRandomness:
     """Make the source of what defences draw for one upload of one client.
 
     Args:
@@ -295,7 +299,7 @@ def noise_of(scenario: BatchSetup, private: PrivateBatch, number: int) -> Seeded
     return SeededRandomness(scenario.seed, ("defences", *private.pictures, number))
 
 
-def upload_of(
+def make_upload(
     scenario: BatchSetup,
     update: dict[str, Tensor],
     private: PrivateBatch,

@@ -38,7 +38,7 @@ ATTEMPTS = 10
 
 
 @dataclass(frozen=True)
-class Jigsaw:
+class PatchShuffle:
     """One drawn puzzle per picture."""
 
     mask: Tensor  # (batch, patches) bool, True where the patch was shuffled
@@ -99,7 +99,7 @@ def draw_mask(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Te
     return torch.from_numpy(mask.ravel())
 
 
-def draw(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Jigsaw:
+def draw(grid: int, mask_ratio: float, *, generator: torch.Generator) -> PatchShuffle:
     """Draw the puzzle of one picture: a mask, and a uniform permutation of the masked patches.
 
     Args:
@@ -114,7 +114,7 @@ def draw(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Jigsaw:
     source = torch.arange(grid * grid)
     places = mask.nonzero().flatten()
     source[places] = places[torch.randperm(len(places), generator=generator)]
-    return Jigsaw(mask[None], source[None])
+    return PatchShuffle(mask[None], source[None])
 
 
 def rearrange(images: Tensor, source: Tensor) -> Tensor:

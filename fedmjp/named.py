@@ -68,7 +68,7 @@ class NamedConfig(Config, Generic[T]):
     @property
     def text(self) -> str:
         """Write it as the command line takes it, with all options that were given."""
-        return text_of(self.name, self.options)
+        return format_options(self.name, self.options)
 
     def build(self) -> T:
         """Build the thing itself, anew."""
@@ -76,7 +76,7 @@ class NamedConfig(Config, Generic[T]):
         return thing
 
 
-def text_of(name: str, options: Mapping[str, Any]) -> str:
+def format_options(name: str, options: Mapping[str, Any]) -> str:
     """Write a name and options as the command line takes them.
 
     Args:

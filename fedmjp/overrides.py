@@ -7,7 +7,7 @@ from fedmjp.errors import ConfigError
 from fedmjp.yaml_files import parse_value
 
 
-def overridden(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+def apply_settings(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     """Lay ``KEY=VALUE`` settings over nested values.
 
     Args:

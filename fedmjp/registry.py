@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
 from fedmjp.errors import PluginError, UnknownNameError
-from fedmjp.stated import stated
+from fedmjp.stated import read_literal
 
 T = TypeVar("T")
 
@@ -89,6 +89,6 @@ class Registry(Generic[T]):
         self.require(name)
         if name in self._own:
             with suppress(ValueError):
-                return {attribute: stated(self._own[name], attribute) for attribute in attributes}
+                return {attribute: read_literal(self._own[name], attribute) for attribute in attributes}
         loaded = self.get(name)
         return {attribute: getattr(loaded, attribute) for attribute in attributes}

@@ -223,7 +223,7 @@ def parse_scenario(values: Mapping[str, Any]) -> AnyScenario:
     return kind.parse(values)
 
 
-def of_single_batches(values: Mapping[str, Any], pictures: int) -> Scenario:
+def make_batch_scenario(values: Mapping[str, Any], pictures: int) -> Scenario:
     """Make the scenario in which every batch of the pictures is a client of its own.
 
     Args:
@@ -244,7 +244,7 @@ def of_single_batches(values: Mapping[str, Any], pictures: int) -> Scenario:
 DEFAULT = Scenario(defences=(DefenceConfig(name="mjp"),), clients=2)
 
 
-def run_config_of(scenarios: Sequence[AnyScenario], **places: Any) -> RunConfig:
+def make_run_config(scenarios: Sequence[AnyScenario], **places: Any) -> RunConfig:
     """Make what Flower is to carry: scenarios, and where a run leaves files.
 
     Args:
@@ -254,7 +254,7 @@ def run_config_of(scenarios: Sequence[AnyScenario], **places: Any) -> RunConfig:
     return RunConfig(scenarios=json.dumps([scenario.model_dump(mode="json") for scenario in scenarios]), **places)
 
 
-def scenarios_of(run: RunConfig) -> tuple[AnyScenario, ...]:
+def read_scenarios(run: RunConfig) -> tuple[AnyScenario, ...]:
     """Read the scenarios that a run plays, one after another.
 
     Args:

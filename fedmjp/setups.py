@@ -85,7 +85,7 @@ class FederationSetup(Defended):
         try:
             return validate(values)
         except ValidationError as error:
-            raise cls.in_one_line(error) from None
+            raise cls.explain_error(error) from None
 
     def _require_playable(self) -> None:
         """Refuse what this kind of scenario cannot play, and complete the options of defences.

@@ -12,7 +12,7 @@ _CLASS = re.compile(r"class (\w+)")
 _NAME = re.compile(r'    name(?:: [^=]+)? = "([^"]+)"$')
 
 
-def stated(target: str, attribute: str) -> Any:
+def read_literal(target: str, attribute: str) -> Any:
     """Read the literal that a class, or the nearest of its bases, gives an attribute.
 
     Args:

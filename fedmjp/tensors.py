@@ -54,7 +54,7 @@ def are_weights(reply: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> bool
     return length > 0 and moved <= FARTHEST**2 * length
 
 
-def mean_of(updates: Sequence[Mapping[str, Tensor]], examples: Sequence[float] = ()) -> dict[str, Tensor]:
+def average_updates(updates: Sequence[Mapping[str, Tensor]], examples: Sequence[float] = ()) -> dict[str, Tensor]:
     """Average updates over clients, in their order, weighted by their pictures where these differ; counts are rounded.
 
     Args:

@@ -14,7 +14,7 @@ FAILED, PLAYED = "[FAILED] ", "[PLAYED] all rounds"
 REFUSED = 1000  # the code of a client's refusal; Flower leaves codes from here on to apps
 
 
-def of_round(records: Path, server_round: int) -> Path:
+def round_folder(records: Path, server_round: int) -> Path:
     """Return the folder of a round that is recorded.
 
     Args:
@@ -24,21 +24,21 @@ def of_round(records: Path, server_round: int) -> Path:
     return records / f"round-{server_round:05d}"
 
 
-def uploads_of_round(records: Path, server_round: int) -> Path:
+def uploads_folder(records: Path, server_round: int) -> Path:
     """Return the folder in which the server keeps the uploads of a round that is recorded.
 
     Args:
         records: Folder of all rounds.
         server_round: From 1.
     """
-    return of_round(records, server_round) / "uploads"
+    return round_folder(records, server_round) / "uploads"
 
 
-def evaluator_of_round(records: Path, server_round: int) -> Path:
+def evaluator_folder(records: Path, server_round: int) -> Path:
     """Return the folder in which clients leave the private pictures behind uploads, for the evaluator alone.
 
     Args:
         records: Folder of all rounds.
         server_round: From 1.
     """
-    return of_round(records, server_round) / "evaluator"
+    return round_folder(records, server_round) / "evaluator"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedmjp.scenario import AnyScenario
 from fedmjp.server.shelf import Update
-from fedmjp.tensors import mean_of
+from fedmjp.tensors import average_updates
 from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS
 
 # Every message is sent to the nodes that it is meant for, whatever their number.
@@ -198,7 +198,7 @@ class Aggregator:
         sent = [update.tensors(BUFFERS) for update in updates]
         if self._robust:
             return {name: torch.stack([buffers[name] for buffers in sent]).median(dim=0).values for name in sent[0]}
-        return mean_of(sent, [_examples(update) for update in updates])
+        return average_updates(sent, [_examples(update) for update in updates])
 
 
 def _pieces(sizes: Mapping[str, int], at_once: int | None) -> Iterator[dict[str, slice]]:

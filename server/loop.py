@@ -34,7 +34,7 @@ from fedmjp.server.tap import UploadTap
 from fedmjp.server.uploads import UploadFolder
 from fedmjp.server.validation import Validation
 from fedmjp.training.run_folder import TrainingFolder
-from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, REPORTED, uploads_of_round
+from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, REPORTED, uploads_folder
 
 UPDATES = ".updates"  # where those of the round that is played wait
 OVERFLOW = "the replies are finite, their mean is not; weights stay"
@@ -255,5 +255,5 @@ class Federation:
         if folder is None or (training is not None and server_round not in training.records):
             return None
         if training is not None:
-            folder = uploads_of_round(Path(self._run.uploads_folder), server_round) / self._scenario.folder
+            folder = uploads_folder(Path(self._run.uploads_folder), server_round) / self._scenario.folder
         return UploadFolder(folder, frozenset(self._run.upload_tensors))

@@ -19,7 +19,7 @@ from fedmjp.benchmarks.federation.training import check_recordable, deal, plan_f
 from fedmjp.clients.app import evaluate, query, train
 from fedmjp.data.partitions import Partition
 from fedmjp.learning import Training
-from fedmjp.scenario import AnyScenario, TrainingScenario, run_config_of, scenarios_of
+from fedmjp.scenario import AnyScenario, TrainingScenario, make_run_config, read_scenarios
 from fedmjp.server.loop import Federation
 from fedmjp.training.run_folder import TrainingFolder
 
@@ -87,7 +87,7 @@ class InProcess:
         self.query: Callable[[Message, Any], Message] = query
         self.replies: dict[tuple[int, int], Message] = {}
         records = str(folder.records) if scenario.training and scenario.training.records else ""
-        self.run = run_config_of(
+        self.run = make_run_config(
             [scenario],
             output_folder=str(folder.root),
             partition_file=str(folder.partition),
@@ -100,7 +100,7 @@ class InProcess:
     @property
     def scenarios(self) -> tuple[AnyScenario, ...]:
         """What is played, with what was planned."""
-        return scenarios_of(self.run)
+        return read_scenarios(self.run)
 
     def get_node_ids(self) -> Iterable[int]:
         return self.nodes

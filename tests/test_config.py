@@ -7,7 +7,7 @@ import pytest
 from fedmjp.benchmarks.federation.bundle import as_toml
 from fedmjp.config import ModelConfig, RunConfig
 from fedmjp.errors import ConfigError
-from fedmjp.scenario import Scenario, TrainingScenario, parse_scenario, run_config_of, scenarios_of
+from fedmjp.scenario import Scenario, TrainingScenario, make_run_config, parse_scenario, read_scenarios
 from fedmjp.settings import Picture, Setting
 from fedmjp.threat import ThreatModel
 from tests.federations import PLAIN
@@ -58,9 +58,9 @@ def test_scenarios_that_the_version_before_wrote_are_read() -> None:
 
 @pytest.mark.parametrize("folder", ['with "quotes" and spaces', "größe/\U0001f431", "back\\slash"])
 def test_any_path_survives_the_run_config_file(folder: str) -> None:
-    run = run_config_of([Scenario(data=folder)], uploads_folder=folder)
+    run = make_run_config([Scenario(data=folder)], uploads_folder=folder)
     read = RunConfig.read(tomllib.loads(as_toml(run.flat())))
-    assert read.uploads_folder == scenarios_of(read)[0].data == folder
+    assert read.uploads_folder == read_scenarios(read)[0].data == folder
 
 
 def test_scenarios_survive_the_run_config() -> None:
@@ -68,22 +68,22 @@ def test_scenarios_survive_the_run_config() -> None:
         Scenario.parse({"model": "deit_tiny", "defences": ["mjp", "gaussian:noise=0.1"], "clients": 3, "seed": 7}),
         TrainingScenario.parse({"training": SHORT, "clients": 2, "defences": [{"name": "local_dp", "epsilon": 3}]}),
     )
-    run = run_config_of(scenarios, upload_tensors=("x", "y"), share_sizes=(3, 4))
+    run = make_run_config(scenarios, upload_tensors=("x", "y"), share_sizes=(3, 4))
     assert all(isinstance(value, str | int | float | bool) for value in run.flat().values())
     read = RunConfig.read(run.flat())
     assert read == run
-    assert scenarios_of(read) == scenarios
+    assert read_scenarios(read) == scenarios
 
 
 def test_without_scenarios_two_clients_use_mjp() -> None:
-    (played,) = scenarios_of(RunConfig())
+    (played,) = read_scenarios(RunConfig())
     assert (played.label, played.clients, played.rounds) == ("deit_small-mjp", 2, 1)
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[1]", '[{"modle": "deit_tiny"}]'])
 def test_what_is_no_list_of_scenarios_is_told(text: str) -> None:
     with pytest.raises(ConfigError):
-        scenarios_of(RunConfig(scenarios=text))
+        read_scenarios(RunConfig(scenarios=text))
 
 
 def test_what_follows_from_a_run_is_filled_in_where_nobody_said_it() -> None:

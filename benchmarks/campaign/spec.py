@@ -19,7 +19,7 @@ from fedmjp.errors import BadInputError, ConfigError, suggestion
 from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.build import architecture, blueprint
-from fedmjp.scenario import SHUFFLED_ALONE, Scenario, of_single_batches
+from fedmjp.scenario import SHUFFLED_ALONE, Scenario, make_batch_scenario
 from fedmjp.settings import Setting
 from fedmjp.threat import Server, ThreatModel
 from fedmjp.zoo import PREFIX, zoo_model
@@ -300,7 +300,7 @@ class Campaign(Config):
         pictures = min(grid.pictures or self.data.count, self.data.count)
         values = {"model": self._network(model), "defences": defences, "data": self.data.source, **view}
         values["server"] = grid.server
-        return of_single_batches(values, pictures)
+        return make_batch_scenario(values, pictures)
 
     def _network(self, model: str) -> dict[str, Any]:
         """Sizes and, of the zoo, weights; ConfigError if the zoo's model takes other pictures than the campaign has."""

@@ -18,7 +18,7 @@ from fedmjp.benchmarks.federation.simulation import failed_of, follow
 from fedmjp.benchmarks.federation.training import draw_history, play_again, rounds_done, watch
 from fedmjp.clients.gate.policy import Policy
 from fedmjp.errors import ConfigError, FederationError
-from fedmjp.scenario import TrainingScenario, run_config_of
+from fedmjp.scenario import TrainingScenario, make_run_config
 from fedmjp.server.roster import key_of
 from fedmjp.training.run_folder import TrainingFolder
 
@@ -55,7 +55,7 @@ def train_at_sites(
     """
     require_idle(deployment)
     connection = connect(deployment)
-    run_config = run_config_of(
+    run_config = make_run_config(
         [scenario],
         output_folder=str(folder.root.resolve()),
         class_names=json.dumps(list(class_names)),

@@ -12,7 +12,7 @@ from fedmjp.learning import Training
 from fedmjp.scenario import Scenario, TrainingScenario
 from fedmjp.training.loop import localisation_weight
 from fedmjp.training.run_folder import published
-from fedmjp.wire import of_round
+from fedmjp.wire import round_folder
 
 ROUND_OF_TRAINING = "round of a federated training run"
 
@@ -26,7 +26,7 @@ def describe_records(scenario: TrainingScenario, records: Path, shares: Sequence
         shares: Number of pictures of each client.
     """
     training = scenario.training
-    folders = {number: RunFolder(of_round(records, number)) for number in sorted(training.records)}
+    folders = {number: RunFolder(round_folder(records, number)) for number in sorted(training.records)}
     folders = {number: folder for number, folder in folders.items() if folder.root.exists()}
     for server_round, folder in folders.items():
         localised = _localisation_weights(scenario, training, server_round, shares)

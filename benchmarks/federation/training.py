@@ -12,7 +12,7 @@ from fedmjp.data.loading import steps_per_epoch
 from fedmjp.data.partitions import Partition, partition
 from fedmjp.errors import ConfigError, FederationError, QuorumError
 from fedmjp.running import KEPT
-from fedmjp.scenario import TrainingScenario, run_config_of
+from fedmjp.scenario import TrainingScenario, make_run_config
 from fedmjp.training.central import Pictures, open_pictures
 from fedmjp.training.curves import draw
 from fedmjp.training.history import History
@@ -53,7 +53,7 @@ def train_federated(
     """
     training, shares = scenario.training, tuple(map(len, dealt.shares))
     records = str(folder.records.resolve()) if training.records else ""
-    run = run_config_of(
+    run = make_run_config(
         [scenario],
         output_folder=str(folder.root.resolve()),
         partition_file=str(folder.partition.resolve()),

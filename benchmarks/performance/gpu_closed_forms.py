@@ -21,7 +21,7 @@ from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source
 from fedmjp.errors import ConfigError
-from fedmjp.exchange import private_of
+from fedmjp.exchange import prepare_private
 from fedmjp.metrics import METRICS
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
@@ -80,7 +80,7 @@ class _Pictures(Dataset[Any]):
             self,
             batch_size=CHUNK,
             sampler=range(count),
-            collate_fn=partial(private_of, scenario, number=0),
+            collate_fn=partial(prepare_private, scenario, number=0),
             num_workers=self.processes,
             persistent_workers=self.processes > 0,
         )

@@ -41,7 +41,7 @@ from fedmjp.config import ModelConfig
 from fedmjp.lean import timm
 from fedmjp.running import run_function
 from fedmjp.seeds import scoped_randomness, torch_generator
-from fedmjp.tensors import mean_of
+from fedmjp.tensors import average_updates
 
 ROUNDS, CLIENTS = 50, 2
 SIZE = 32
@@ -125,7 +125,7 @@ def honest(recipe: Recipe, pictures: Batch, classes: int) -> dict[str, Any]:
                     values = record.to_torch_state_dict().values()
                     replies.append(dict(zip(state, values, strict=True)))
             if replies:
-                model.load_state_dict(mean_of(replies))
+                model.load_state_dict(average_updates(replies))
         entries = gate.ledger.entries()
     refused = [entry for entry in entries if entry.verdict == "refused"]
     return {

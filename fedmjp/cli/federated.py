@@ -48,7 +48,7 @@ def read_scenario(values: dict[str, Any]) -> "TrainingScenario":
 def tell_results(scenario: "TrainingScenario", folder: "TrainingFolder", console: "Console") -> None:
     """Tell whose replies were refused, and where everything is."""
     from fedmjp.server.refusals import RefusalFile
-    from fedmjp.wire import of_round
+    from fedmjp.wire import round_folder
 
     refused = RefusalFile(folder.refused).read()
     tell(console, *(f"Refused: {refusal}" for refusal in refused[:TOLD]))
@@ -56,4 +56,4 @@ def tell_results(scenario: "TrainingScenario", folder: "TrainingFolder", console
         tell(console, f"{len(refused)} replies were refused in all; see {folder.refused}.")
     tell(console, f"Written to {folder.root}: weights.safetensors, history.csv, history.png.")
     for server_round in sorted(scenario.training.records):
-        tell(console, f"Uploads of round {server_round}: {of_round(folder.records, server_round)}")
+        tell(console, f"Uploads of round {server_round}: {round_folder(folder.records, server_round)}")

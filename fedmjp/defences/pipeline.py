@@ -13,7 +13,7 @@ from fedmjp.config import Checkpoint, Config, ModelConfig
 from fedmjp.defences import DEFENCES
 from fedmjp.defences.base import FULL_BITS, Arranged, Client, Defence, Drawn, Mark, Plan, Spent, Stage
 from fedmjp.errors import ConfigError
-from fedmjp.named import NamedConfig, text_of
+from fedmjp.named import NamedConfig, format_options
 from fedmjp.randomness import Randomness
 from fedmjp.torch_later import torch
 from fedmjp.zoo import PREFIX, zoo_model
@@ -44,7 +44,7 @@ class DefenceConfig(NamedConfig[Defence]):
     @property
     def label(self) -> str:
         """Write it as tables show it: without options that have a column of their own."""
-        return text_of(self.name, {key: value for key, value in self.options.items() if key not in ELSEWHERE})
+        return format_options(self.name, {key: value for key, value in self.options.items() if key not in ELSEWHERE})
 
 
 def _listed(value: object) -> object:

@@ -25,7 +25,7 @@ from fedmjp.attacks.mjp.facts import required_tensors
 from fedmjp.attacks.mjp.intersection import MjpIntersection
 from fedmjp.benchmarks.scripts import Pictures, keep_table, load_unseen
 from fedmjp.data.pictures import LabelledPicture
-from fedmjp.exchange import Exchange, private_of, upload_of
+from fedmjp.exchange import Exchange, make_upload, prepare_private
 from fedmjp.jigsaw import rearrange
 from fedmjp.metrics import metric
 from fedmjp.models.build import build_vit
@@ -127,12 +127,12 @@ def _companies(case: Case, pictures: Sequence[LabelledPicture]) -> Iterator[tupl
 
 def _exchange(case: Case, company: Sequence[LabelledPicture], network: VitClassifier, epoch: int) -> Exchange:
     """As ``Scenario.exchange`` makes it, with one mask for all pictures if asked for, and no more than is attacked."""
-    private = private_of(case.scenario, company, epoch)
+    private = prepare_private(case.scenario, company, epoch)
     if case.masks == "batch":
         mask, source = (tensor[:1].expand_as(tensor) for tensor in (private.mask, private.source))
         private = replace(private, mask=mask, source=source, shuffled=rearrange(private.clean, source))
     (sent,) = entrance_gradients(network, [private], required_tensors(network))
-    return Exchange(private, upload_of(case.scenario, sent, private, server_round=epoch + 1, node=0, weights=""))
+    return Exchange(private, make_upload(case.scenario, sent, private, server_round=epoch + 1, node=0, weights=""))
 
 
 def _attacked(made: Sequence[Exchange], network: VitClassifier, scenario: Scenario) -> Iterator[dict[str, Any]]:

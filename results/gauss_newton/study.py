@@ -33,7 +33,7 @@ from fedmjp.config import Checkpoint
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source, select
 from fedmjp.errors import ConfigError
-from fedmjp.exchange import Exchange, private_of
+from fedmjp.exchange import Exchange, prepare_private
 from fedmjp.metrics import metric
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
@@ -150,7 +150,7 @@ def _batches(case: Case, pictures: str, *, development: bool) -> Iterator[list[L
     entries = chosen.entries if development else chosen.entries[TRIED:]
     for first in range(0, len(entries) - case.batch + 1, case.batch):
         loaded = [chosen.load(entry) for entry in entries[first : first + case.batch]]
-        if not case.mask_ratio or private_of(scenario, loaded, 0).mask.any():
+        if not case.mask_ratio or prepare_private(scenario, loaded, 0).mask.any():
             yield loaded
 
 

@@ -34,7 +34,7 @@ from fedmjp.models.build import build
 from fedmjp.models.classifier import Classifier
 from fedmjp.records import weights_digest
 from fedmjp.running import run_function
-from fedmjp.scenario import TrainingScenario, run_config_of
+from fedmjp.scenario import TrainingScenario, make_run_config
 from fedmjp.server.loop import Federation
 from fedmjp.server.validation import Validation
 from fedmjp.training.accuracy import Accuracy
@@ -184,7 +184,7 @@ def play(cohort: "Cohort", attack: str, hostile: int) -> dict[str, Any]:
     """Train with so many hostile clients; what came of it."""
     with tempfile.TemporaryDirectory() as name:
         folder, grid = TrainingFolder(Path(name)), HostileGrid(cohort, attack, hostile)
-        run = run_config_of([cohort.scenario], output_folder=name)
+        run = make_run_config([cohort.scenario], output_folder=name)
         Federation(grid, cohort.scenario, run, validation=cohort.measured).play()  # type: ignore[arg-type]
         last = pd.read_csv(folder.history).iloc[-1]
         refused = pd.read_csv(folder.refused) if folder.refused.exists() else pd.DataFrame({"client": []})

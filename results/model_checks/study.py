@@ -45,7 +45,7 @@ from fedmjp.clients.training import LocalTraining
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.partitions import partition
 from fedmjp.data.pictures import LabelledPicture, to_image
-from fedmjp.exchange import changed_weights
+from fedmjp.exchange import change_weights
 from fedmjp.learning import Training
 from fedmjp.models import names
 from fedmjp.models.build import build, build_vit, with_weights
@@ -305,7 +305,7 @@ def _changed(
         values |= {"defences": [*defences, "secure_sum:clients=2"], "clients": 2}
         count //= 2
     asked = Scenario.parse({**values, "batch_size": count, "pictures_per_client": count, "seed": scenario.seed})
-    return changed_weights(asked, model, batch)[-1]
+    return change_weights(asked, model, batch)[-1]
 
 
 def _quiet(weights: Mapping[str, Tensor], wanted: int) -> dict[str, Tensor]:

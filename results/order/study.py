@@ -25,7 +25,7 @@ from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source
 from fedmjp.defences.base import Client
 from fedmjp.errors import AttackFailedError
-from fedmjp.exchange import private_of
+from fedmjp.exchange import prepare_private
 from fedmjp.jigsaw import rearrange
 from fedmjp.metrics import metric
 from fedmjp.models.build import build_vit
@@ -93,7 +93,7 @@ def main(
 def _rows(
     scenario: Scenario, mask_ratio: float, picture: LabelledPicture, model: VitClassifier
 ) -> Iterator[dict[str, Any]]:
-    batch = private_of(scenario, [picture], 0)
+    batch = prepare_private(scenario, [picture], 0)
     masked = int(batch.mask.sum())
     if not masked:  # the generator of masks gives empty ones too, at small ratios
         return

@@ -43,7 +43,7 @@ from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.loading import Batch
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.errors import AttackFailedError, BadInputError, ConfigError, RecordError
-from fedmjp.exchange import Exchange, private_of, update_of, upload_of
+from fedmjp.exchange import Exchange, compute_update, make_upload, prepare_private
 from fedmjp.learning import Learning, Recipe
 from fedmjp.models.build import build, build_vit, with_weights
 from fedmjp.models.classifier import Classifier, VitClassifier
@@ -150,7 +150,7 @@ def rows_of(
 ) -> Iterator[dict[str, Any]]:
     """What one approach makes of every step and size of batch; features are looked up among others."""
     network = build_vit(age.network)
-    gallery = [private_of(age, [picture], 0) for picture in others]
+    gallery = [prepare_private(age, [picture], 0) for picture in others]
     for name, step in STEPS.items():
         for size in BATCHES:
             if size < step.smallest:
@@ -220,12 +220,12 @@ def stepped(scenario: Scenario, pictures: list[LabelledPicture], network: VitCla
 def dropping(scenario: Scenario, pictures: list[LabelledPicture], network: VitClassifier) -> Exchange:
     """The upload that the scenario describes, of a client that drops paths, also while a server probes it."""
     client = build_vit(scenario.network, drop_path=RECIPE.drop_path).train()
-    private = private_of(scenario, pictures, 0)
+    private = prepare_private(scenario, pictures, 0)
 
     def upload(changed: Sequence[Mapping[str, torch.Tensor]]) -> records.Upload:
         digest = records.weights_digest({**network.state_dict(), **(changed[0] if changed else {})})
-        sent = update_of(scenario, client, private, 0, changed)
-        return upload_of(scenario, sent, private, server_round=1, node=0, weights=digest)
+        sent = compute_update(scenario, client, private, 0, changed)
+        return make_upload(scenario, sent, private, server_round=1, node=0, weights=digest)
 
     changed: Sequence[Mapping[str, torch.Tensor]] = ()
     with scoped_randomness(derive(SEED, "drop path", *private.pictures)):

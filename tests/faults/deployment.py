@@ -46,7 +46,7 @@ from fedmjp.benchmarks.scripts import keep_table
 from fedmjp.clients.app import query, train
 from fedmjp.config import RunConfig
 from fedmjp.running import run_function
-from fedmjp.scenario import TrainingScenario, run_config_of
+from fedmjp.scenario import TrainingScenario, make_run_config
 from fedmjp.seeds import numpy_generator
 from fedmjp.server.loop import Federation
 from fedmjp.training.run_folder import TrainingFolder
@@ -228,7 +228,7 @@ class _Deployed:
         folder = TrainingFolder(self.folder / "undisturbed")
         folder.root.mkdir()
         names = json.dumps(self.results.kept_classes())
-        run = run_config_of([scenario], output_folder=str(folder.root), class_names=names)
+        run = make_run_config([scenario], output_folder=str(folder.root), class_names=names)
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # no engine gives messages their identity
         grid: Any = _NoEngine(run, self.pictures, lost)
         Federation(grid, scenario, run).play()
