@@ -63,7 +63,7 @@ class AttackTrial:
 
     Attributes:
         model: Name of an undefended model that it applies to.
-        threat: The attacker's knowledge, the number of uploads, and the defences. A server that changes weights must send
+        threat: The attacker's knowledge, number of uploads, defences. A server that changes weights must send
             the same to all clients.
         gain: PSNR in dB by which it must beat the grey picture on that model; None for an attack without this claim.
             An attack that reveals something else, and makes the claim, has to tell ``LABELS`` of the labels.

@@ -74,7 +74,7 @@ class TokenGradients:
         """Return the minimum-norm value (patches, values): its own where visible, what the reading says where masked.
 
         Args:
-            values: Those of the visible patches, then of one token with the unknown embedding's gradient if there is one.
+            values: Those of the visible patches, then of a token with the unknown embedding's gradient, if any.
         """
         visible, unknown = values[: len(self.patches)], values[len(self.patches) :]
         everywhere = visible.new_zeros(len(self.mask), visible.shape[1])

@@ -33,8 +33,8 @@ from fedmjp.models.entrance import Entrance
 from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 
-# Another picture is taken if its distance is below this share of that so far. Among 20 natural pictures, one upload each,
-# the flattest one had at least 0.95 of the natural one's; of print at most 0.8.
+# Another picture is taken if its distance is below this share of that so far. For 20 natural pictures, one upload each,
+# the flattest had at least 0.95 of the natural one's; of print at most 0.8.
 CLEARLY = 0.85
 LOST = 0.8  # a distance that hardly explains anything; of 28 natural pictures one had 0.84, all others 0.62 at most
 STEP = 1e-2  # of the position embedding's standard deviation, the longest that an entry of the embeddings is moved

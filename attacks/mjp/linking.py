@@ -11,7 +11,7 @@ patches. Copies of a picture that differ in brightness, in one colour or at one 
 the patches and of their values. A mean over all of them does not see that. So the largest singular values are held
 against the largest that noise alone has, each in units of the noise that the uploads show in its own direction.
 
-Among all directions together noise reaches far. In one that is known beforehand it does not: another exposure and a cast
+Over all directions noise reaches far. In one that is known beforehand it does not: another exposure and a cast
 of one colour change all patches alike, evenly over the pixels of a channel. In that combination of patches and pixels
 noise is told by the difference itself, as what the same patches differ by in other directions, and others in the same.
 Where the joint span nearly holds what is even, as under large masks, no test sees an exposure: by how much a copy may
