@@ -18,8 +18,8 @@ from flwr.proto.fleet_pb2 import RegisterNodeFleetRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
 from fedmjp.benchmarks.deployment import certificates, flower
+from fedmjp.benchmarks.deployment.access import trust_only
 from fedmjp.benchmarks.deployment.layout import LOOPBACK, Deployment, write_private
-from fedmjp.benchmarks.deployment.starting import trusting
 
 Outcome = Literal["refused", "NOT REFUSED", "could not be tried", "open"]
 REFUSALS = range(400, 500)
@@ -70,7 +70,7 @@ def tried(what: str, action: Callable[[], str]) -> Attempt:
         return Attempt(what, "refused", str(refused))
     except httpx.HTTPStatusError as error:
         outcome: Outcome = "refused" if error.response.status_code in REFUSALS else "could not be tried"
-        return Attempt(what, outcome, flower.reason_of(error))
+        return Attempt(what, outcome, flower.refusal_text(error))
     except Exception as error:  # noqa: BLE001 (whatever it is, nothing was shown)
         return Attempt(what, "could not be tried", f"{type(error).__name__}: {error}")
 
@@ -90,7 +90,7 @@ def without_a_run(deployment: Deployment) -> Iterator[Attempt]:
             return f"node {client.RegisterNode(RegisterNodeFleetRequest(public_key=public)).node_id}"
 
     def no_key() -> str:
-        with httpx.Client(verify=trusting(deployment.authority), trust_env=False) as client:
+        with httpx.Client(verify=trust_only(deployment.authority), trust_env=False) as client:
             headers = {"content-type": "application/protobuf"}
             answer = client.post(f"https://{outside}/v1/fleet/pull-messages", content=b"", headers=headers)
         answer.raise_for_status()
@@ -131,7 +131,7 @@ def detours(deployment: Deployment) -> str:
     for path in DETOURS:
         for method in ("POST", "GET"):
             address = LOOPBACK, deployment.config().port
-            connection = http.client.HTTPSConnection(*address, context=trusting(deployment.authority), timeout=10)
+            connection = http.client.HTTPSConnection(*address, context=trust_only(deployment.authority), timeout=10)
             try:
                 connection.request(method, path, body=b"", headers={"Content-Type": "application/protobuf"})
                 if connection.getresponse().status not in REFUSALS:

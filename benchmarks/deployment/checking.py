@@ -21,11 +21,11 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from fedmjp.benchmarks.deployment import certificates, flower, probe
+from fedmjp.benchmarks.deployment.access import connect, open_control, require_idle
 from fedmjp.benchmarks.deployment.attempts import Attempt, RefusedError, files_with, tried, without_a_run
 from fedmjp.benchmarks.deployment.creating import own_bundle
 from fedmjp.benchmarks.deployment.layout import LOOPBACK, Deployment, SiteConfig, SiteFolder, as_yaml, write_private
-from fedmjp.benchmarks.deployment.starting import connect, control
-from fedmjp.benchmarks.deployment.training import empty_database, require_idle
+from fedmjp.benchmarks.deployment.training import empty_database
 from fedmjp.benchmarks.federation.bundle import as_toml
 from fedmjp.benchmarks.federation.connection import Connection
 from fedmjp.clients.gate.reasons import SAID, Reason
@@ -81,7 +81,7 @@ def check(deployment: Deployment, on_attempt: Callable[[Attempt], None]) -> bool
 
 def _attempts(deployment: Deployment) -> Iterator[Attempt]:
     yield from without_a_run(deployment)
-    folder = Path(tempfile.mkdtemp(prefix="fedmjp-"))
+    folder = Path(tempfile.mkdtemp(prefix="check-", dir=deployment.server))  # which the server's programs see
     try:
         app = _write_app(folder / "probe-app")
         yield tried("submitting an app from a site", lambda: _submit_from_outside(deployment, folder, app))
@@ -129,7 +129,7 @@ class _Probe:
         """Let two nodes in, start the gated one and the run; put everything back at the end."""
         keys = certificates.make_key(), certificates.make_key()
         output, config = folder / "answers.json", folder / "run-config.toml"
-        with control(deployment) as client:
+        with open_control(deployment) as client:
             node, gated = (flower.register(client, key.public_key()) for key in keys)
             assert node is not None and gated is not None  # noqa: S101, PT018 (keys that were made just now)
             supernode = _start_gated(deployment, folder, keys[1])
@@ -150,7 +150,7 @@ class _Probe:
         """What a registered node tries against others, and what becomes of the probe."""
         address = f"{LOOPBACK}:{self.deployment.config().port}"
         thief = certificates.make_key()
-        with control(self.deployment) as client:
+        with open_control(self.deployment) as client:
             identifier = flower.register(client, thief.public_key())
         needle = np.random.default_rng().standard_normal(64)
         try:
@@ -168,7 +168,7 @@ class _Probe:
                 yield tried("answering another site's task by its name", lambda: _forge(other, own, forged))
                 flower.push_reply(honest, self.node, reply)
         finally:
-            with control(self.deployment) as client:
+            with open_control(self.deployment) as client:
                 flower.unregister(client, identifier or 0)
         yield tried("an app that is not on a site's list of bundles", self._bundle)
         empty_database(self.deployment)

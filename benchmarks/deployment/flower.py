@@ -97,7 +97,7 @@ def online_nodes(client: ControlHttpClient) -> set[int]:
     return {int(node.node_id) for node in nodes if node.status == ONLINE}
 
 
-def reason_of(error: httpx.HTTPStatusError) -> str:
+def refusal_text(error: httpx.HTTPStatusError) -> str:
     """What a SuperLink says of a request that it refuses."""
     said = FlowerError.from_json(error.response.text)
     return said.message if said else f"HTTP {error.response.status_code}"

@@ -45,8 +45,13 @@ class DeploymentConfig(Config):
 
     @property
     def address(self) -> str:
-        """Where sites connect to, as HOST:PORT."""
+        """Return where sites connect to, as HOST:PORT."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def database(self) -> Path:
+        """Return the file of the SuperLink's database."""
+        return self.state / "superlink.db"
 
 
 class SiteConfig(Config):
@@ -84,9 +89,10 @@ class Deployment:
         self.authority = self.server / "ca.crt"
         self.certificate, self.key = self.server / "server.crt", self.server / "server.key"
         self.secret = self.server / "superexec.secret"
-        self.proxy, self.supervisor = self.server / "nginx.conf", self.server / "supervisord.conf"
+        self.nginx, self.logs = self.server / "nginx.conf", self.server / "logs"
         self.home = self.server / "flower"  # of Flower's programs: config.toml, app bundles
-        self.logs, self.empty = self.server / "logs", self.server / "empty"
+        self.empty = self.server / "empty"  # working directory: Python would import from another one
+        self.units, self.containers = self.root / "units", self.root / "containers"
 
     def config(self) -> DeploymentConfig:
         """What ``deploy.yaml`` says; ConfigError if the folder is no deployment."""

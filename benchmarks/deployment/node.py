@@ -90,7 +90,7 @@ def leave_first(site: SiteFolder) -> None:
 def _refusal(error: httpx.HTTPStatusError) -> str:
     if error.response.status_code == httpx.codes.UNAUTHORIZED:
         return f"the server does not accept this site's signature: {CLOCKS}"
-    return f"the server refuses this site's key: {flower.reason_of(error)}"
+    return f"the server refuses this site's key: {flower.refusal_text(error)}"
 
 
 def site_key(site: SiteFolder) -> ec.EllipticCurvePrivateKey:

@@ -9,15 +9,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from fedmjp.benchmarks.deployment import flower, supervision
+from fedmjp.benchmarks.deployment import flower
+from fedmjp.benchmarks.deployment.access import connect, read_public_key, require_idle
 from fedmjp.benchmarks.deployment.layout import Deployment
-from fedmjp.benchmarks.deployment.starting import connect, control, read_public_key
 from fedmjp.benchmarks.federation.bundle import as_toml, write_app
 from fedmjp.benchmarks.federation.connection import Connection
 from fedmjp.benchmarks.federation.simulation import failed_of, follow
 from fedmjp.benchmarks.federation.training import draw_history, play_again, rounds_done, watch
 from fedmjp.clients.gate.policy import Policy
-from fedmjp.errors import ConfigError, FederationError
+from fedmjp.errors import ConfigError
 from fedmjp.scenario import TrainingScenario, make_run_config
 from fedmjp.server.roster import key_of
 from fedmjp.training.run_folder import TrainingFolder
@@ -138,16 +138,6 @@ def at_sites(scenario: TrainingScenario, sites: int, classes: Sequence[str] | No
     return scenario.model_copy(update={"training": patient})
 
 
-def require_idle(deployment: Deployment) -> None:
-    """FederationError unless the deployment runs and nothing is in progress on it."""
-    deployment.config()
-    if supervision.states(deployment).get(supervision.SUPERLINK) != "RUNNING":
-        raise FederationError(f"the deployment is not up: fedmjp deploy up {deployment.root}")
-    with control(deployment) as client:
-        if runs := flower.unfinished_runs(client):
-            raise FederationError(f"run {runs[0]} is in progress; wait for it, or stop it by fedmjp deploy down")
-
-
 def require_welcome(deployment: Deployment, bundle: str, scenario: TrainingScenario) -> None:
     """ConfigError if the policy of a site, as it lies here, refuses the app or what it will send."""
     kind = "gradient" if scenario.training.update == "gradient" else "change"
@@ -164,7 +154,7 @@ def require_welcome(deployment: Deployment, bundle: str, scenario: TrainingScena
 
 def empty_database(deployment: Deployment) -> None:
     """Have nothing of former messages in the files of the SuperLink's database: neither its pages nor its log."""
-    path = supervision.database_of(deployment.config())
+    path = deployment.config().database
     if not path.exists():
         return
     with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as database:
