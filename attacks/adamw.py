@@ -45,7 +45,7 @@ class Moves(NamedTuple):
 
 def changed_entries(threat: ThreatModel) -> str | None:
     """Why a delta of AdamW shows nothing to its last digits: the defence that changes entries; None if none does."""
-    changed = [defence.name for defence in threat.pipeline.made if not defence.marks <= WHOLE]
+    changed = [defence.name for defence in threat.pipeline.defences if not defence.marks <= WHOLE]
     return f"reads steps of AdamW to their last digits, which {changed[0]} changes" if changed else None
 
 

@@ -47,7 +47,7 @@ class Adversary:
         generator = torch_generator(self.seed, "attack", attack)
         threat = self.threat.isolated
         if self.threat.server is not None:
-            server = self.threat.server.made()
+            server = self.threat.server.build()
             read = {*chosen.tensors(self.model), *server.reads(self.model, self.threat), *(TENSORS if then else ())}
             uploads = [server.isolate(_part(upload, read), self.model, self.threat) for upload in uploads]
         disclosures = chosen.run(uploads, self.model, threat, generator=generator)

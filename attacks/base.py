@@ -255,7 +255,7 @@ class Attack(ABC, Generic[Model, Made]):
             besides: Marks that need not be handled: those of what follows the attack, or of the pictures' reference.
         """
         handled = self.handles(model, threat) | besides | {"withheld"}  # it is refused what it would need
-        return bool(pipeline.made) and pipeline.marks <= handled and self.refusal(model, threat) is None
+        return bool(pipeline.defences) and pipeline.marks <= handled and self.refusal(model, threat) is None
 
     def _reads_adamw(self, threat: ThreatModel) -> bool:
         """Say whether a step of AdamW is turned into a gradient before the attack gets it."""
@@ -263,10 +263,10 @@ class Attack(ABC, Generic[Model, Made]):
 
     def _withheld(self, model: Model, threat: ThreatModel) -> str | None:
         roles, needed = roles_of(model), set(self.tensors(model))
-        for defence in threat.pipeline.made:
+        for defence in threat.pipeline.defences:
             if missing := sorted(needed & defence.withheld(roles)):
                 return f"needs {', '.join(missing)}, which {defence.name} withholds"
-        if threat.server and (mixed := sorted(needed & threat.server.made().mixed(model))):
+        if threat.server and (mixed := sorted(needed & threat.server.build().mixed(model))):
             isolates = f"which show all pictures of an upload: {threat.server.name} isolates one elsewhere"
             return f"reads {', '.join(mixed)}, {isolates}"
         return None

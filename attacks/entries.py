@@ -111,12 +111,12 @@ class Entries:
 
 def coarse(threat: ThreatModel) -> list[Defence]:
     """Defences that leave bounds instead of entries."""
-    return [defence for defence in threat.pipeline.made if COARSE & defence.marks]
+    return [defence for defence in threat.pipeline.defences if COARSE & defence.marks]
 
 
 def unread(threat: ThreatModel) -> str | None:
     """Why what was done to entries cannot be put as bounds; None if it can."""
-    made, several = threat.pipeline.made, coarse(threat)
+    made, several = threat.pipeline.defences, coarse(threat)
     if len(several) > 1:
         return f"{several[0].name} and {several[1].name} together leave no bounds that can be read off"
     for defence in several:
@@ -149,7 +149,7 @@ def read_entries(uploaded: Tensor, threat: ThreatModel, averaged: int = 1) -> En
     rounding = max(threat.rounding, torch.finfo(uploaded.dtype).eps / 2)
     bounds = coarse(threat) if unread(threat) is None else []
     step = step_of(uploaded, threat)
-    noisy = [defence.noise_on(uploaded) for defence in threat.pipeline.made if defence not in bounds]
+    noisy = [defence.noise_on(uploaded) for defence in threat.pipeline.defences if defence not in bounds]
     variance = (rounding * tensor).square() / 3 + sum(deviation**2 for deviation in noisy) / averaged
     sent = tensor.abs()
     if not bounds or not sent.any():

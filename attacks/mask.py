@@ -38,7 +38,7 @@ def mask_refusal(model: Entrance, threat: ThreatModel) -> str | None:
     """Say why no upload under this threat model shows its mask; None if it may, or nothing is masked."""
     if not model.defended:
         return None
-    done = threat.pipeline.made
+    done = threat.pipeline.defences
     on_zeros = [defence.name for defence in done if "noisy" in defence.marks and "pruned" not in defence.marks]
     to_zeros = [defence.name for defence in done if {"pruned", "signs"} & defence.marks]
     changed = [defence.name for defence in done if "reshaped" in defence.marks]

@@ -2,8 +2,8 @@
 
 Its covariance depends only on the distance between two pixels and on their channels, as in any collection of pictures
 without a preferred place. A table of it, measured on the 300 ImageNet pictures that ``natural_patches.json`` names,
-ships with fedmjp. None of them may be attacked with it: the engine refuses. ``python -m
-fedmjp.benchmarks.studies.measure_prior`` makes the table.
+ships with fedmjp. None of them may be attacked with it: the engine refuses.
+``python results/natural_patches/study.py`` makes the table.
 """
 
 from functools import lru_cache

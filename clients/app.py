@@ -15,10 +15,10 @@ from fedmjp.clients.training import train_round
 from fedmjp.config import RunConfig
 from fedmjp.data.selection import select_for
 from fedmjp.errors import ConfigError, FedmjpError
-from fedmjp.exchange import client_update, private_of_round
+from fedmjp.exchange import compute_client_update, prepare_round
 from fedmjp.models.build import build_vit
 from fedmjp.records import record_name
-from fedmjp.scenario import Scenario, scenarios_of
+from fedmjp.scenario import AnyScenario, Scenario, TrainingScenario, read_scenarios
 from fedmjp.wire import ARRAYS, EXAMPLES, METRICS, REFUSED
 
 app = ClientApp()
@@ -66,31 +66,31 @@ def _answer(content: RecordDict, context: Context) -> RecordDict:
     if scenario.server is not None and "data" in context.node_config:
         raise ConfigError(f"the scenario has a malicious server ({scenario.server.text}), and the pictures are my own")
     allowed = Allowed.of(context.node_config, scenario.data, run.evaluator_folder)
-    if scenario.training is not None:
+    if isinstance(scenario, TrainingScenario):
         return train_round(scenario, scenario.training, run, content, client, server_round, allowed)
     return _upload(scenario, content, client, server_round, allowed.private)
 
 
 def _evaluation(content: RecordDict, context: Context) -> RecordDict:
     run, scenario = _asked(content, context)
-    if scenario.training is None or scenario.training.validation != "sites":
+    if not isinstance(scenario, TrainingScenario) or scenario.training.validation != "sites":
         raise ConfigError("the run does not ask its sites to evaluate: set validation=sites")
     own = Allowed.of(context.node_config, scenario.data, "").own
     return evaluate_round(scenario, scenario.training, run, content, own)
 
 
-def _asked(content: RecordDict, context: Context) -> tuple[RunConfig, Scenario]:
+def _asked(content: RecordDict, context: Context) -> tuple[RunConfig, AnyScenario]:
     """The run, and the scenario of it that a message is of."""
     run, asked = RunConfig.read(context.run_config), cast(Mapping[str, Any], content.config_records["config"])
-    return run, scenarios_of(run)[int(asked["scenario"])]
+    return run, read_scenarios(run)[int(asked["scenario"])]
 
 
 def _upload(scenario: Scenario, content: RecordDict, client: int, server_round: int, left: Path | None) -> RecordDict:
     """The update of this round's pictures and their number, nothing else."""
-    private = private_of_round(scenario, _selection(scenario), client, server_round)
+    private = prepare_round(scenario, _selection(scenario), client, server_round)
     if left is not None:
         private.save(left / scenario.folder / record_name(server_round, client))
     model = _architecture(scenario.network.model_copy(update={"weights": None})).to(torch.device(scenario.device))
     model.load_state_dict(content.array_records[ARRAYS].to_torch_state_dict())
-    sent = client_update(scenario, model, private, scenario.turn(server_round).number)
+    sent = compute_client_update(scenario, model, private, scenario.turn(server_round).number)
     return RecordDict({ARRAYS: ArrayRecord(sent), METRICS: MetricRecord({EXAMPLES: len(private.pictures)})})

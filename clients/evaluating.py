@@ -6,13 +6,13 @@ from fedmjp.clients.training import load_weights, open_split
 from fedmjp.config import RunConfig
 from fedmjp.errors import DataError
 from fedmjp.learning import Training
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import TrainingScenario
 from fedmjp.training.accuracy import validate
 from fedmjp.wire import CORRECT, EXAMPLES, LOSS, METRICS, UNDECIDED
 
 
 def evaluate_round(
-    scenario: Scenario, training: Training, run: RunConfig, content: RecordDict, own: str | None
+    scenario: TrainingScenario, training: Training, run: RunConfig, content: RecordDict, own: str | None
 ) -> RecordDict:
     """Counts and the mean loss on a site's validation pictures.
 

@@ -14,7 +14,7 @@ from fedmjp.defences.base import Client, require_finite
 from fedmjp.defences.clipping import global_norm
 from fedmjp.errors import DefenceError
 from fedmjp.models.roles import roles_of_tensors
-from fedmjp.replies import FARTHEST
+from fedmjp.tensors import FARTHEST
 
 Kind = Literal["weights", "gradient", "change"]
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import torch
 from flwr.app import RecordDict
 
-from fedmjp.children import end_with_parent
-from fedmjp.scenario import Scenario
+from fedmjp.processes import end_with_parent
+from fedmjp.scenario import TrainingScenario
 from fedmjp.training.together import ALONE, Together, joined
 
 if TYPE_CHECKING:
     from fedmjp.clients.training import LocalTraining
 
 
-def processes_for(scenario: Scenario) -> int:
+def processes_for(scenario: TrainingScenario) -> int:
     """One for each GPU that this process may use; one in all where they could not share the work."""
     if scenario.device != "cuda" or scenario.pipeline.by_example:
         return 1

@@ -29,15 +29,15 @@ from fedmjp.models.classifier import Classifier
 from fedmjp.private import PrivateBatch
 from fedmjp.randomness import Randomness, SeededRandomness, SystemRandomness
 from fedmjp.records import record_name
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import TrainingScenario
 from fedmjp.seeds import derive
 from fedmjp.training.loop import Anchor, EpochReport, Schedule, Trainer
 from fedmjp.training.together import ALONE, Together
-from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS, evaluator_of_round
+from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS, evaluator_folder
 
 
 def train_round(
-    scenario: Scenario,
+    scenario: TrainingScenario,
     training: Training,
     run: RunConfig,
     content: RecordDict,
@@ -62,14 +62,14 @@ def train_round(
         indices = _shares(Path(run.partition_file), *dealt)[client]
     left = None
     if allowed.private is not None and server_round in training.records:
-        left = evaluator_of_round(allowed.private, server_round) / scenario.folder
+        left = evaluator_folder(allowed.private, server_round) / scenario.folder
     # The server knows the scenario's seed: who has pictures of its own draws from the system instead.
     noise, seed = (SystemRandomness(), secrets.randbits(63)) if allowed.own else (None, scenario.seed)
     local = LocalTraining(scenario, training, client, server_round, pictures, indices, seed, left, noise)
     return local.answer(content, processes=processes_for(scenario))
 
 
-def open_split(scenario: Scenario, run: RunConfig, own: str | None, split: Split) -> LabelledDataset:
+def open_split(scenario: TrainingScenario, run: RunConfig, own: str | None, split: Split) -> LabelledDataset:
     """Pictures of a client's own folder, or the run's, with the run's labels; DataError if nobody told these."""
     pictures = _dataset(own or scenario.data, split, classes=scenario.model.classes)
     if own and not run.classes:
@@ -80,7 +80,7 @@ def open_split(scenario: Scenario, run: RunConfig, own: str | None, split: Split
     return pictures.labelled_as(run.classes) if run.classes else pictures
 
 
-def load_weights(scenario: Scenario, training: Training, asked: RecordDict) -> Classifier:
+def load_weights(scenario: TrainingScenario, training: Training, asked: RecordDict) -> Classifier:
     """The scenario's model with the weights of a message; CheckpointError if they are of another architecture."""
     # The weights are the server's: those of a file, if any, need not be here.
     network = scenario.network.model_copy(update={"weights": None})
@@ -113,7 +113,7 @@ def _shares(
 class LocalTraining:
     """One client in one round."""
 
-    scenario: Scenario
+    scenario: TrainingScenario
     training: Training
     client: int
     server_round: int
@@ -153,7 +153,7 @@ class LocalTraining:
             model,
             self.scenario.threat,
             examples=int(metrics[EXAMPLES]),
-            shown=self.seen,
+            arranged=self.seen,
             randomness=self.noise or seeded,
         )
         done = time.perf_counter()
@@ -171,7 +171,7 @@ class LocalTraining:
             said = " and ".join(f"--defence {defence.text}" for defence in planned.defences)
             raise DefenceError(f"a guarantee is of the whole run, so that its length must be said: {said}")
         steps = self.training.steps_per_upload(self._steps)
-        for defence in self.scenario.pipeline.made:
+        for defence in self.scenario.pipeline.defences:
             stated = getattr(defence.options, "steps_per_upload", steps)
             if steps > stated:
                 raise DefenceError(
@@ -214,7 +214,7 @@ class LocalTraining:
 
     @property
     def _defences_need_model(self) -> bool:
-        return any(defence.needs_model for defence in self.scenario.pipeline.made)
+        return any(defence.needs_model for defence in self.scenario.pipeline.defences)
 
     def _watched(self, trainer: Trainer, epoch: int, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches of an epoch; what the network sees of them is noted, and left where it alone is behind it."""

@@ -1,4 +1,4 @@
-"""Where defences take their randomness from: drawn anew from a seed in a benchmark, from the system at a client.
+"""Sources of randomness for defences: drawn anew from a seed in a benchmark, from the system at a client.
 
 A benchmark must be repeatable, a deployment must not be: who can guess a seed can subtract the noise. torch seeds
 its CPU generator with 32 bits, which can be tried one by one, so a client that means to protect anything takes
@@ -26,28 +26,42 @@ UNIFORM_BITS = 52  # with them the middle of every interval is a double
 
 
 class Randomness(ABC):
-    """Gives random tensors by name: a tensor's values do not depend on which others were drawn before."""
+    """A source of random tensors by name: a tensor's values do not depend on which others were drawn before."""
 
     @abstractmethod
     def normal(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Standard normal float32 values on the CPU."""
+        """Draw standard normal float32 values on the CPU.
+
+        Args:
+            name: Of the tensor.
+            shape: Of the tensor.
+        """
 
     @abstractmethod
     def uniform(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Float32 values on the CPU, uniform in [0, 1)."""
+        """Draw float32 values on the CPU, uniform in [0, 1).
+
+        Args:
+            name: Of the tensor.
+            shape: Of the tensor.
+        """
 
     @abstractmethod
     def generator(self) -> torch.Generator:
-        """For what takes a generator, on the CPU: the order of a shuffle, not noise that protects."""
+        """Make a generator on the CPU, for the order of a shuffle; noise that protects is drawn by name."""
 
     @abstractmethod
     def of(self, *purpose: str | float) -> Randomness:
-        """A source of its own for a purpose."""
+        """Derive a source of its own for a purpose.
+
+        Args:
+            purpose: Names that tell it from others.
+        """
 
 
 @dataclass(frozen=True)
 class SeededRandomness(Randomness):
-    """The same values for the same seed and name, on every machine."""
+    """A source that gives the same values for the same seed and name, on every machine."""
 
     seed: int  # 63 bits
     purpose: tuple[str | float, ...] = ()  # names that tell this source from others of the same seed

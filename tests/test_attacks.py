@@ -482,6 +482,11 @@ def test_the_conformance_suite_catches_false_claims(attack: Attack, check: str, 
 ENTRIES = "patch_embedding_degraded"
 READ_FACTS = {"mjp_intersection", "mjp_prior", "mjp_span"}
 MATCH = {"gradient_matching", "mjp_matching"}
+# Attacks that no row of the table below names. What a later attack claims is held by ``adapts_to_what_it_claims``.
+NEVER = {"april_min_norm", "body_newton", "gauss_newton", "network_degraded", "token_imprint"}
+NEVER |= {name for name in ATTACKS if name.startswith("breaching_")}
+CLAIMING = {"april", "first_mlp", "first_mlp_patches", "first_mlp_positions", "gradvit", "patch_embedding"}
+CLAIMING |= {"patch_embedding_wiener", ENTRIES} | READ_FACTS | MATCH
 
 
 @pytest.mark.parametrize(
@@ -526,7 +531,7 @@ def test_an_attack_is_adapted_where_it_takes_all_that_was_done_into_account(
 ) -> None:
     scenario = small_scenario(name, defences=defences, clients=2)
     model = blueprint(scenario.network)
-    attacks = {each: ATTACKS.get(each)() for each in SHOWING if ATTACKS.get(each).role == "attack"}
+    attacks = {each: ATTACKS.get(each)() for each in CLAIMING | NEVER}
     found = {each for each, made in attacks.items() if made.adapted(scenario.pipeline, model, scenario.threat)}
     assert found == adapted
 

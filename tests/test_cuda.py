@@ -17,7 +17,7 @@ from fedmjp.data.loading import Batch
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import Selection
 from fedmjp.defences.pipeline import read_pipeline
-from fedmjp.exchange import private_of
+from fedmjp.exchange import prepare_private
 from fedmjp.learning import Learning, Recipe
 from fedmjp.metrics import metric
 from fedmjp.models import names
@@ -92,7 +92,10 @@ def test_tf32_rounds_the_gradients_of_a_stack(device: str) -> None:
     model = build_vit(scenario.network).to(device)
     generator = torch.Generator().manual_seed(0)
     noise = [LabelledPicture(f"{place}", torch.rand(3, 224, 224, generator=generator), place) for place in range(4)]
-    private, read = [private_of(scenario, [each], 0) for each in noise], [names.POSITION_EMBEDDING, names.PATCH_WEIGHT]
+    private, read = (
+        [prepare_private(scenario, [each], 0) for each in noise],
+        [names.POSITION_EMBEDDING, names.PATCH_WEIGHT],
+    )
     arithmetics: list[Arithmetic] = ["float32", "tf32"]
     psnr: list[Tensor] = []
     for arithmetic in arithmetics:
@@ -139,7 +142,7 @@ def test_a_stack_of_gradients_is_that_of_single_pictures(
     model = build_vit(scenario.network).to(device)
     loaded = [pictures.load(entry) for entry in pictures.entries[:2]]
     read = [names.POSITION_EMBEDDING, names.PATCH_WEIGHT, names.PATCH_BIAS, names.FIRST_QKV_WEIGHT]
-    private = [private_of(scenario, [each], 0) for each in loaded]
+    private = [prepare_private(scenario, [each], 0) for each in loaded]
     stacked = entrance_gradients(model, private, read, arithmetic=arithmetic)
     for each, made in zip(loaded, stacked, strict=True):
         alone = scenario.exchange([each], model=model).upload.tensors

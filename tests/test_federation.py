@@ -21,7 +21,7 @@ from fedmjp.benchmarks.running.evaluator import score
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
-from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.scenario import Scenario, make_run_config
 from fedmjp.settings import Setting
 from tests.conftest import ROOT
 from tests.experiments import record_directly
@@ -237,7 +237,7 @@ def test_flwr_run_works_in_the_clone_as_flowers_users_expect(tmp_path: Path) -> 
     }
     started = time.time()
     moving = SCENARIO.model_copy(update={"server_learning_rate": 0.1})
-    run_config = f"scenarios='{run_config_of([moving]).scenarios}'"  # Flower reads no escaped quotes here
+    run_config = f"scenarios='{make_run_config([moving]).scenarios}'"  # Flower reads no escaped quotes here
     try:
         done = subprocess.run(
             ["flwr", "run", ".", "--stream", "--run-config", run_config],

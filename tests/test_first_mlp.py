@@ -10,18 +10,15 @@ from torch import Tensor
 from torch.func import jacrev
 
 from fedmjp.attacks import ATTACKS
-from fedmjp.attacks.first_mlp.attack import FirstMlp, FirstMlpPatches, FirstMlpPositions
-from fedmjp.attacks.first_mlp.equations import Equations
-from fedmjp.attacks.first_mlp.filling import fill
-from fedmjp.attacks.first_mlp.joint import Joint
-from fedmjp.attacks.first_mlp.places import Entrance
-from fedmjp.attacks.first_mlp.search import beside, search
-from fedmjp.attacks.first_mlp.some import Some
-from fedmjp.attacks.first_mlp.starts import NaturalStarts
-from fedmjp.attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, PROJ_WEIGHT, centred, class_token, entering
+from fedmjp.attacks.first_block.block import FC1_WEIGHT, FC2_WEIGHT, PROJ_WEIGHT, first_block, linear_of
+from fedmjp.attacks.first_block.equations import Span, TokenEquations
+from fedmjp.attacks.first_block.first_mlp import FirstMlp, FirstMlpPatches, FirstMlpPositions
+from fedmjp.attacks.first_block.joint import JointCost
+from fedmjp.attacks.first_block.places import TokenEmbedding, fill
+from fedmjp.attacks.first_block.search import beside, search
+from fedmjp.attacks.first_block.starts import NaturalStarts
+from fedmjp.attacks.first_block.tokens import PartialTokens, centred, class_token, entering
 from fedmjp.attacks.mjp.affine import AffinePatches
-from fedmjp.attacks.mjp.span.block import first_block, linear_of
-from fedmjp.attacks.mjp.span.equations import Span
 from fedmjp.attacks.natural_pictures import NaturalPictures
 from fedmjp.attacks.testing import CHECKS, Trial
 from fedmjp.config import ModelConfig
@@ -56,7 +53,7 @@ class Truth:
     whitened: Tensor
     slopes: Tensor
     projection: Tensor  # gradient of the attention's last weight
-    equations: Equations
+    equations: TokenEquations
 
 
 def upload_of(model: VitClassifier, batch: PrivateBatch) -> Upload:
@@ -89,7 +86,7 @@ def truth(batch: PrivateBatch) -> Truth:
         module._forward_pre_hooks.clear()
     block.mlp._backward_hooks.clear()
     first, second, projection = (weight for weight in weights if weight is not None)
-    equations = Equations(first_block(network), linear_of(network, "0.mlp.fc2"), first, second, 17)
+    equations = TokenEquations(first_block(network), linear_of(network, "0.mlp.fc2"), first, second, 17)
     whitened = equations.block.norm2.whiten(seen["behind"].detach())[0]
     return Truth(seen["entering"].detach(), seen["attended"].detach(), whitened, seen["slopes"], projection, equations)
 
@@ -112,7 +109,7 @@ def test_search_meets_every_token_and_algebra_leads_back_to_the_entrance(
 ) -> None:
     upload = upload_of(model, batch)
     gradients = {name: tensor.double() for name, tensor in upload.tensors.items()}
-    equations = Equations(
+    equations = TokenEquations(
         first_block(model), linear_of(model, "0.mlp.fc2"), gradients[FC1_WEIGHT], gradients[FC2_WEIGHT], 17
     )
     all_tokens = search(equations, 10, 96, generator)
@@ -130,7 +127,7 @@ def test_search_meets_every_token_and_algebra_leads_back_to_the_entrance(
 def test_tokens_that_were_met_lead_back_without_the_others(truth: Truth, model: VitClassifier) -> None:
     names_needed = {PROJ_WEIGHT: truth.projection}
     kept = torch.tensor([0, 1, 2, 4, 5, 7, 8, 9, 10, 12, 13, 14, 16])  # the class token and twelve patches
-    some = Some.of(truth.equations, names_needed, truth.whitened[kept], model)
+    some = PartialTokens.of(truth.equations, names_needed, truth.whitened[kept], model)
     assert len(some.behind) == 12
     tokens, expected = some.entering(truth.entering[1:]), centred(truth.entering)[kept[1:]]
     assert ((tokens - expected).norm(dim=1) <= 1e-3 * expected.norm(dim=1)).all()
@@ -186,14 +183,14 @@ def test_what_was_found_is_answered_and_nothing_is_told_as_such(
 def test_the_joint_searchs_derivatives_are_those_of_its_cost(
     truth: Truth, model: VitClassifier, batch: PrivateBatch
 ) -> None:
-    entrance = Entrance.of(model)
+    entrance = TokenEmbedding.of(model)
     normalised = (batch.clean.double() - model.mean.double()) / model.std.double()
     patches = to_patches(normalised, 16)[0]
     few = torch.linalg.svd(patches, full_matrices=False)[2][:2]  # two directions per patch keep the matrix small
     prior = type(entrance.prior)(entrance.prior.mean @ few.mT, few @ entrance.prior.covariance @ few.mT)
     fixed = torch.cat([centred(class_token(model))[None], entrance.shift + entrance.positions])
     queries = Span.of(torch.randn(576, 192, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), 17)
-    joint = Joint(truth.equations, queries, entrance.weight @ few.mT, fixed, prior)
+    joint = JointCost(truth.equations, queries, entrance.weight @ few.mT, fixed, prior)
     start = patches @ few.mT * 1.1
 
     def residual_cost(values: Tensor) -> Tensor:

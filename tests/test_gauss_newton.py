@@ -10,20 +10,20 @@ from torch import Tensor
 
 import fedmjp.attacks.gauss_newton.residuals
 from fedmjp.attacks.base import picture
-from fedmjp.attacks.first_mlp.equations import Equations
-from fedmjp.attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, class_token
+from fedmjp.attacks.first_block.block import FC1_WEIGHT, FC2_WEIGHT, first_block, linear_of
+from fedmjp.attacks.first_block.equations import TokenEquations
+from fedmjp.attacks.first_block.tokens import class_token
 from fedmjp.attacks.gauss_newton.attack import GaussNewton
-from fedmjp.attacks.gauss_newton.factors import Factored
+from fedmjp.attacks.gauss_newton.factors import FactoredModel
 from fedmjp.attacks.gauss_newton.levenberg import jacobian, minimise
-from fedmjp.attacks.gauss_newton.refined import Places
+from fedmjp.attacks.gauss_newton.refined import PlaceEquations
 from fedmjp.attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors
 from fedmjp.attacks.gauss_newton.space import OpenSpace
-from fedmjp.attacks.gauss_newton.tokens import Sorted, by_tokens
+from fedmjp.attacks.gauss_newton.tokens import TokenSorter, by_tokens
 from fedmjp.attacks.labels import labels_of
 from fedmjp.attacks.mjp.affine import of_one_upload
 from fedmjp.attacks.mjp.facts import linear_facts
 from fedmjp.attacks.mjp.prior import MjpPrior
-from fedmjp.attacks.mjp.span.block import first_block, linear_of
 from fedmjp.attacks.testing import CHECKS, Trial
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import select_for
@@ -75,7 +75,7 @@ class Case:
         affine = of_one_upload(facts)
         targets = {name: self.upload.tensors[name].double() for name in compared_tensors(self.model)}
         labels, generator = torch.tensor(labels_of(self.upload, self.model, self.threat)), torch.Generator()
-        factored = Factored(self.model, compared_layers(self.model), label_smoothing=0)
+        factored = FactoredModel(self.model, compared_layers(self.model), label_smoothing=0)
         residuals = Residuals(factored, targets, labels, facts.mask, affine.basis, generator=generator)
         return OpenSpace.of(affine, self.model), residuals
 
@@ -135,9 +135,9 @@ def test_the_first_mlp_states_the_pictures_of_a_batch_one_by_one(pictures: int, 
 def test_a_token_that_was_missed_is_found_by_the_other_tokens_of_its_picture(batch: Case) -> None:
     model, affine = batch.model, of_one_upload(linear_facts(batch.upload, batch.model))
     first, second = (batch.upload.tensors[name].double() for name in (FC1_WEIGHT, FC2_WEIGHT))
-    equations = Equations(first_block(model), linear_of(model, "0.mlp.fc2"), first, second, 2 * 5)
-    tokens = Sorted(affine, model)
-    places = Places(equations, class_token(model), tokens.still, tokens.moves)
+    equations = TokenEquations(first_block(model), linear_of(model, "0.mlp.fc2"), first, second, 2 * 5)
+    tokens = TokenSorter(affine, model)
+    places = PlaceEquations(equations, class_token(model), tokens.still, tokens.moves)
     for clean in batch.private.clean.double():
         patches = to_patches((clean[None] - model.mean) / model.std, model.patch_size)[0]
         true = (patches - affine.known) @ affine.basis.mT

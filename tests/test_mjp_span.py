@@ -16,12 +16,12 @@ from fedmjp.attacks.mjp.affine import AffinePatches
 from fedmjp.attacks.mjp.closing import close
 from fedmjp.attacks.mjp.facts import linear_facts
 from fedmjp.attacks.mjp.span.attack import MjpSpan, solve
-from fedmjp.attacks.mjp.span.certificate import Certificate, certify
-from fedmjp.attacks.mjp.span.equations import Equations, Known, attended, equations
+from fedmjp.attacks.mjp.span.certificate import SpanCertificate, certify
+from fedmjp.attacks.mjp.span.equations import PatchEquations, PatchSet, attended, equations
 from fedmjp.attacks.mjp.span.joint import solve_jointly
 from fedmjp.attacks.mjp.span.minimise import Steps, minimise
 from fedmjp.attacks.mjp.span.naturalness import Naturalness
-from fedmjp.attacks.mjp.span.search import Search
+from fedmjp.attacks.mjp.span.search import SpanSearch
 from fedmjp.attacks.mjp.span.tokens import settle, stated_tokens, suffice
 from fedmjp.attacks.testing import CHECKS, Trial
 from fedmjp.config import ModelConfig
@@ -47,9 +47,9 @@ class Case:
     batch: PrivateBatch
     upload: Upload
     affine: AffinePatches
-    setup: Equations
+    setup: PatchEquations
     patches: Tensor
-    truth: Known
+    truth: PatchSet
 
 
 def case(pictures: Selection, *, wide: bool = False) -> Case:
@@ -70,7 +70,7 @@ def case_of(model: VitClassifier, batch: PrivateBatch, upload: Upload) -> Case:
     setup = equations(upload, facts, model)
     patches = to_patches((batch.clean.double() - model.mean) / model.std, model.patch_size)[0]
     coefficients = patches @ facts.basis.T
-    truth = Known(setup.visible, coefficients[setup.visible], coefficients[setup.hole])
+    truth = PatchSet(setup.visible, coefficients[setup.visible], coefficients[setup.hole])
     return Case(model, batch, upload, AffinePatches(facts.known, facts.basis), setup, patches, truth)
 
 
@@ -84,7 +84,7 @@ def usual(pictures: Selection) -> Case:
     return case(pictures)
 
 
-def residuals(setup: Equations, known: Known) -> Tensor:
+def residuals(setup: PatchEquations, known: PatchSet) -> Tensor:
     places = torch.cat([known.places, setup.hole])
     tokens = setup.tokens(torch.cat([known.visible, known.masked]), places)
     return setup.at(attended(setup, known)(tokens)).cost.sqrt()
@@ -164,7 +164,7 @@ def test_a_wrong_patch_is_not_certified(usual: Case) -> None:
     ("found", "median", "likely"), [(30, 5.0, True), (6, 5.0, False), (30, 40.0, False), (6, 1.1, True)]
 )
 def test_a_solution_is_likely_if_residuals_are_small_or_most_is_found(found: int, median: float, likely: bool) -> None:
-    certificate = Certificate(found=found, masked=52, median=median, largest=60.0, expected=0.01)
+    certificate = SpanCertificate(found=found, masked=52, median=median, largest=60.0, expected=0.01)
     assert certificate.likely == likely
     assert not certificate.holds
 
@@ -241,7 +241,7 @@ def test_a_search_goes_on_where_no_visible_patch_is_solved(usual: Case, generato
     setup = replace(usual.setup, until=time.thread_time() + 60)
     start = usual.truth.visible
     of_all = true_tokens(usual)[: len(usual.setup.mask)]
-    search = Search(setup, naturalness, start, of_all, generator)
+    search = SpanSearch(setup, naturalness, start, of_all, generator)
     search.visible = replace(search.visible, good=torch.zeros_like(search.visible.good))
     search.masked, search.proofs = (zeros[torch.arange(2)] for zeros in (search.masked, search.proofs))
     solution, found = search.go()

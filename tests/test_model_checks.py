@@ -20,7 +20,7 @@ from fedmjp.clients.checks.parallel import directions_of, may_have_parallel_rows
 from fedmjp.clients.checks.structure import check_structure
 from fedmjp.clients.checks.trace import trace_of
 from fedmjp.data.pictures import LabelledPicture
-from fedmjp.exchange import changed_weights
+from fedmjp.exchange import change_weights
 from fedmjp.models.build import build_vit, with_weights
 from fedmjp.records import weights_digest
 from fedmjp.scenario import Scenario
@@ -161,8 +161,8 @@ def test_long_class_tokens_that_read_steps_of_adamw_are_noticed_in_a_first_round
     step = {"update": "delta", "local_optimiser": "adamw", "local_learning_rate": 1e-3}
     scenario = Scenario.parse({"model": MODEL, "server": "class_fishing:class=3", **step})
     batch = [LabelledPicture("0", (honest.images[0] + 0.5).clamp(0, 1), 3)]
-    (fishing,) = changed_weights(scenario, model, batch)
-    probing = scenario.server.made().probe(model, scenario.threat)  # type: ignore[union-attr]
+    (fishing,) = change_weights(scenario, model, batch)
+    probing = scenario.server.build().probe(model, scenario.threat)  # type: ignore[union-attr]
     assert suspicious(examine_model(arriving(with_weights(model, fishing)))) >= NOTICED["class_fishing"]
     assert suspicious(examine_model(arriving(with_weights(model, probing)))) >= {"head rows"}
 
@@ -180,7 +180,7 @@ def test_a_server_that_changes_weights_is_noticed_in_a_first_round(server: str) 
     scenario = Scenario.parse(
         {"model": MODEL, "server": server, "batch_size": size, "pictures_per_client": size, **several}
     )
-    changed = with_weights(model, changed_weights(scenario, model, batch)[-1])
+    changed = with_weights(model, change_weights(scenario, model, batch)[-1])
     assert suspicious(examine_model(arriving(model))) == set()
     assert suspicious(examine_model(arriving(changed))) >= NOTICED[server]
 

@@ -14,12 +14,14 @@ from fedmjp.attacks.natural_patches import (
     patch_covariance,
     prior_refusal,
 )
-from fedmjp.benchmarks.studies.measure_prior import autocovariance
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
+from tests.studies import load_study
+
+autocovariance = load_study("natural_patches/study.py").autocovariance
 
 
 def test_autocovariance_equals_a_loop_over_pixel_pairs() -> None:

@@ -17,7 +17,7 @@ from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import select_for
 from fedmjp.defences import DEFENCES
 from fedmjp.errors import ConfigError, OutputError
-from fedmjp.scenario import of_single_batches
+from fedmjp.scenario import make_batch_scenario
 from fedmjp.settings import Setting
 from tests.conftest import SMALL, small_scenario
 from tests.experiments import small_experiments
@@ -62,7 +62,7 @@ def changed(experiments: Sequence[Experiment], **values: object) -> list[Experim
 def test_a_ledger_knows_which_pictures_came_in_one_upload(values: dict[str, object], sizes: set[int]) -> None:
     """As the trials of the plan say, of eight pictures at two seeds."""
     model = {"name": "deit_tiny", **SMALL}
-    scenarios = [of_single_batches({"model": model, "seed": seed, **values}, 8) for seed in (0, 1)]
+    scenarios = [make_batch_scenario({"model": model, "seed": seed, **values}, 8) for seed in (0, 1)]
     attacks = [{"name": name} for name in ("grey", "token_imprint", "mjp_prior")]
     asked = [Experiment.parse({"scenario": one, "attacks": attacks, "settings": ["a"]}) for one in scenarios]
     entries = tuple(PictureEntry(f"{place}.png", place, "0") for place in range(8))

@@ -25,7 +25,7 @@ from fedmjp.data.loading import evaluation_batches
 from fedmjp.errors import ConfigError, DataError, FederationError, OutputError
 from fedmjp.learning import PartitionConfig, Recipe
 from fedmjp.models.build import build
-from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.scenario import TrainingScenario, make_run_config
 from fedmjp.server.loop import Federation
 from fedmjp.server.roster import Roster, key_of
 from fedmjp.server.site_validation import combined
@@ -48,7 +48,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def train(scenario: Scenario, root: Path, own: Mapping[int, str]) -> TrainingFolder:
+def train(scenario: TrainingScenario, root: Path, own: Mapping[int, str]) -> TrainingFolder:
     folder = TrainingFolder(root)
     folder.root.mkdir(exist_ok=True)
     grid = InProcess(scenario, folder, own=own)
@@ -154,7 +154,7 @@ def test_a_deployments_keys_are_in_its_runs(tmp_path: Path) -> None:
     config = DeploymentConfig.parse({"sites": ["north", "south"], "state": str(tmp_path / "state")})
     keys = node_keys(create(tmp_path / "hospital", config))
     assert len({*keys}) == 2
-    assert RunConfig.read(run_config_of([scenario_of()], node_keys=keys).flat()).node_keys == keys
+    assert RunConfig.read(make_run_config([scenario_of()], node_keys=keys).flat()).node_keys == keys
 
 
 def pixels_of(*datasets: LabelledDataset) -> list[bytes]:

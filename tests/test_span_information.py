@@ -7,13 +7,15 @@ import torch
 
 from fedmjp.attacks.mjp.facts import linear_facts
 from fedmjp.attacks.mjp.span.equations import LEVEL_WEIGHT, equations
-from fedmjp.benchmarks.studies.span_information import patch_bounds
 from fedmjp.data.selection import select_for
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
 from fedmjp.private import PrivateBatch
 from fedmjp.settings import Picture
 from tests.conftest import private_batch, small_scenario, upload_of
+from tests.studies import load_study
+
+patch_bounds = load_study("span_certificates/study.py").patch_bounds
 
 STEP = 1e-5
 

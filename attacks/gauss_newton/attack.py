@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from fedmjp.attacks.base import picture
 from fedmjp.attacks.gauss_newton.certificate import ENOUGH, Certificate, certify
-from fedmjp.attacks.gauss_newton.factors import Factored
-from fedmjp.attacks.gauss_newton.levenberg import Ends, Minimum, jacobian, minimise
+from fedmjp.attacks.gauss_newton.factors import FactoredModel
+from fedmjp.attacks.gauss_newton.levenberg import Minimum, StoppingRule, jacobian, minimise
 from fedmjp.attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors
 from fedmjp.attacks.gauss_newton.residuals import refusal as residuals_refusal
 from fedmjp.attacks.gauss_newton.space import OpenSpace
@@ -110,7 +110,7 @@ class GaussNewton(ClosedFacts[VitClassifier]):
         gradients = {name: mean_gradient(upload, name, model, threat) for name in self.tensors(model)}
         labels = labels_of(upload, model, threat)
         residuals = Residuals(
-            Factored(model, compared_layers(model), threat.label_smoothing),
+            FactoredModel(model, compared_layers(model), threat.label_smoothing),
             gradients,
             torch.tensor(labels, device=facts.mask.device),
             facts.mask,
@@ -150,7 +150,7 @@ class GaussNewton(ClosedFacts[VitClassifier]):
             start,
             steps=steps,
             slopes=slopes,
-            ends=Ends(enough=ENOUGH),
+            ends=StoppingRule(enough=ENOUGH),
             on_step=lambda step, cost: self.on_progress(step, steps, cost),
         )
 

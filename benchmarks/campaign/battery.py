@@ -10,9 +10,8 @@ from fedmjp.benchmarks.plan.experiment import AttackConfig, named
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import DefenceConfig, Defences, pipeline_of
 from fedmjp.errors import ConfigError, suggestion
-from fedmjp.modifications.config import Server
 from fedmjp.settings import Setting
-from fedmjp.threat import ThreatModel
+from fedmjp.threat import Server, ThreatModel
 from fedmjp.yaml_files import read_yaml
 
 FOLDER = Path(__file__).parents[1] / "batteries"

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedmjp.benchmarks.campaign.spec import Campaign
 from fedmjp.errors import BadInputError, ConfigError, suggestion
-from fedmjp.overrides import overridden
+from fedmjp.overrides import apply_settings
 from fedmjp.yaml_files import read_yaml
 
 Location = tuple[int | str, ...]
@@ -34,7 +34,7 @@ def read_campaign(path: Path, overrides: Sequence[str] = ()) -> Campaign:
     root, values = read_yaml(path)
     if root is None or not isinstance(values, dict):
         raise ConfigError(f"{path} must hold keys and values, such as 'name: my_campaign'")
-    values = overridden(values, overrides)
+    values = apply_settings(values, overrides)
     try:
         return Campaign.model_validate(values)
     except ValidationError as error:

@@ -19,10 +19,9 @@ from fedmjp.errors import BadInputError, ConfigError, suggestion
 from fedmjp.metrics import metric
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.build import architecture, blueprint
-from fedmjp.modifications.config import Server
-from fedmjp.scenario import SHUFFLED_ALONE, Scenario, of_single_batches
+from fedmjp.scenario import SHUFFLED_ALONE, Scenario, make_batch_scenario
 from fedmjp.settings import Setting
-from fedmjp.threat import ThreatModel
+from fedmjp.threat import Server, ThreatModel
 from fedmjp.zoo import PREFIX, zoo_model
 
 
@@ -267,7 +266,7 @@ class Campaign(Config):
         asked = [self._asked(grid, model, defences, grid.views[0]) for model in grid.models]
         drawn = [(scenario.threat, blueprint(scenario.network)) for scenario in asked]
         known = any(attack.adapted(pipeline, model, threat, setting) for threat, model in drawn)
-        return bool(pipeline.made) and not known
+        return bool(pipeline.defences) and not known
 
     def experiments(self, *, device: Literal["cpu", "cuda"], arithmetic: Arithmetic = "float32") -> list[Experiment]:
         """What the grids ask for, each with the twins that it is held against; nothing twice.
@@ -301,7 +300,7 @@ class Campaign(Config):
         pictures = min(grid.pictures or self.data.count, self.data.count)
         values = {"model": self._network(model), "defences": defences, "data": self.data.source, **view}
         values["server"] = grid.server
-        return of_single_batches(values, pictures)
+        return make_batch_scenario(values, pictures)
 
     def _network(self, model: str) -> dict[str, Any]:
         """Sizes and, of the zoo, weights; ConfigError if the zoo's model takes other pictures than the campaign has."""

@@ -15,10 +15,10 @@ from fedmjp.benchmarks.deployment.starting import connect, control, read_public_
 from fedmjp.benchmarks.federation.bundle import as_toml, write_app
 from fedmjp.benchmarks.federation.connection import Connection
 from fedmjp.benchmarks.federation.simulation import failed_of, follow
-from fedmjp.benchmarks.federation.training import draw_history, play_again, rounds_done, training_of, watch
+from fedmjp.benchmarks.federation.training import draw_history, play_again, rounds_done, watch
 from fedmjp.clients.gate.policy import Policy
 from fedmjp.errors import ConfigError, FederationError
-from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.scenario import TrainingScenario, make_run_config
 from fedmjp.server.roster import key_of
 from fedmjp.training.run_folder import TrainingFolder
 
@@ -27,7 +27,7 @@ PATIENCE_SECONDS = 120.0  # for a SuperLink that is started again
 
 
 def train_at_sites(
-    scenario: Scenario,
+    scenario: TrainingScenario,
     folder: TrainingFolder,
     deployment: Deployment,
     class_names: Sequence[str],
@@ -55,7 +55,7 @@ def train_at_sites(
     """
     require_idle(deployment)
     connection = connect(deployment)
-    run_config = run_config_of(
+    run_config = make_run_config(
         [scenario],
         output_folder=str(folder.root.resolve()),
         class_names=json.dumps(list(class_names)),
@@ -106,7 +106,7 @@ def class_list(text: str) -> list[str]:
     return names
 
 
-def at_sites(scenario: Scenario, sites: int, classes: Sequence[str] | None = None) -> Scenario:
+def at_sites(scenario: TrainingScenario, sites: int, classes: Sequence[str] | None = None) -> TrainingScenario:
     """The scenario as a deployment plays it; ConfigError if it has something that only a simulation has.
 
     Args:
@@ -114,7 +114,7 @@ def at_sites(scenario: Scenario, sites: int, classes: Sequence[str] | None = Non
         sites: Of the deployment.
         classes: Names that were given where sites evaluate; None where the server has public pictures.
     """
-    training = training_of(scenario)
+    training = scenario.training
     if (training.validation == "sites") != (classes is not None):
         raise ConfigError("validation=sites: say which classes there are, such as --classes benign,malignant")
     if classes is not None and len(classes) != scenario.model.classes:
@@ -148,9 +148,9 @@ def require_idle(deployment: Deployment) -> None:
             raise FederationError(f"run {runs[0]} is in progress; wait for it, or stop it by fedmjp deploy down")
 
 
-def require_welcome(deployment: Deployment, bundle: str, scenario: Scenario) -> None:
+def require_welcome(deployment: Deployment, bundle: str, scenario: TrainingScenario) -> None:
     """ConfigError if the policy of a site, as it lies here, refuses the app or what it will send."""
-    kind = "gradient" if training_of(scenario).update == "gradient" else "change"
+    kind = "gradient" if scenario.training.update == "gradient" else "change"
     for name in deployment.config().sites:
         path = deployment.site(name).policy
         if not path.exists():

@@ -300,7 +300,7 @@ def _of_attack(entry: Entry) -> Iterator[str]:
         elif entry.adapted:
             yield f"{entry.attack!r} is not known here, {unseen.format('it')}"
         return
-    made = tried.made()
+    made = tried.build()
     for verb, known, claimed in (("has the role", made.role, entry.role), ("reveals", made.reveals, entry.reveals)):
         if known != claimed:
             yield f"{entry.attack} {verb} {known}, not {claimed}"

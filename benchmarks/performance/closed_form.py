@@ -26,9 +26,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.base import showing_pictures
-from fedmjp.benchmarks.scripts import Json, Pictures, keep_figures, unseen
+from fedmjp.benchmarks.scripts import Json, Pictures, keep_figures, load_unseen
 from fedmjp.config import ModelConfig
-from fedmjp.exchange import private_of
+from fedmjp.exchange import prepare_private
 from fedmjp.metrics import metric
 from fedmjp.models import names
 from fedmjp.models.build import build_vit
@@ -58,7 +58,7 @@ Run = Callable[[Sequence[PrivateBatch]], list[Tensor]]
 def main(pictures: Pictures, json: Json, n: Annotated[int, typer.Option(help="Number of pictures.")] = 40) -> None:
     """Time both and write what came out."""
     model, scenario = build_vit(MODEL), Scenario(model=MODEL, seed=SEED)
-    batches = [private_of(scenario, [picture], 0) for picture in unseen(pictures, n, MODEL, SEED)]
+    batches = [prepare_private(scenario, [picture], 0) for picture in load_unseen(pictures, n, MODEL, SEED)]
     runs: dict[str, Run] = {PEER: _peer(model)} | {attack: _ours(attack, model) for attack in OURS}
     turns: dict[str, list[Times]] = {name: [] for name in (*runs, NETWORK, MATRICES)}
     made: dict[str, list[Tensor]] = {name: [] for name in runs}

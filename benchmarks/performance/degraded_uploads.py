@@ -20,7 +20,7 @@ from torch import Tensor
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.base import showing_pictures
 from fedmjp.benchmarks.leaderboard.statistics import Sample, intervals, statistics
-from fedmjp.benchmarks.scripts import Json, Pictures, keep_figures, unseen
+from fedmjp.benchmarks.scripts import Json, Pictures, keep_figures, load_unseen
 from fedmjp.config import ModelConfig
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.metrics import metric
@@ -71,7 +71,7 @@ DEGRADATIONS: dict[str, Degrade] = {
 def main(pictures: Pictures, json: Json, n: Annotated[int, typer.Option(help="Number of pictures.")] = 20) -> None:
     """Degrade, attack, score."""
     model = build_vit(MODEL)
-    made = [SCENARIO.exchange([picture], model=model) for picture in unseen(pictures, n, MODEL, SEED)]
+    made = [SCENARIO.exchange([picture], model=model) for picture in load_unseen(pictures, n, MODEL, SEED)]
     private = torch.cat([exchange.private.clean for exchange in made])
     uploads = [exchange.upload for exchange in made]
     results = {

@@ -21,14 +21,14 @@ import typer
 
 from fedmjp.benchmarks.federation.resources import resources_for
 from fedmjp.benchmarks.federation.simulation import Resources
-from fedmjp.benchmarks.federation.training import deal, train_federated, training_of
+from fedmjp.benchmarks.federation.training import deal, train_federated
 from fedmjp.benchmarks.scripts import Json, keep_figures
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import steps_per_epoch, training_epochs
 from fedmjp.models.build import build
 from fedmjp.models.classifier import Classifier
 from fedmjp.running import run_function
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import TrainingScenario
 from fedmjp.seeds import derive
 from fedmjp.training.loop import Schedule, Trainer
 from fedmjp.training.run_folder import TrainingFolder, published
@@ -48,7 +48,7 @@ def main(
 ) -> None:
     """Measure, print and write."""
     recipe = {"batch_size": batch_size, "warmup_epochs": 0}
-    scenario = Scenario.parse(
+    scenario = TrainingScenario.parse(
         {
             "model": {"name": "deit_micro", "image_size": 64, "patch_size": 8, "classes": classes},
             "data": str(data.absolute()),
@@ -69,7 +69,7 @@ def main(
     keep_figures(json, figures, {"config": published(scenario), "resources": resources.sentence()})
 
 
-def with_flower(scenario: Scenario, resources: Resources) -> list[float]:
+def with_flower(scenario: TrainingScenario, resources: Resources) -> list[float]:
     """Seconds of each round, from the first message to the new weights."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = TrainingFolder(Path(scratch))
@@ -79,7 +79,7 @@ def with_flower(scenario: Scenario, resources: Resources) -> list[float]:
         return [float(seconds) for seconds in pd.read_csv(folder.history)["seconds"]]
 
 
-def without_flower(scenario: Scenario, resources: Resources) -> list[float]:
+def without_flower(scenario: TrainingScenario, resources: Resources) -> list[float]:
     """The same with a pool of processes."""
     _, dealt = deal(scenario)
     weights = {name: value.numpy() for name, value in build(scenario.network).state_dict().items()}
@@ -95,8 +95,8 @@ def without_flower(scenario: Scenario, resources: Resources) -> list[float]:
     return seconds
 
 
-def _train(scenario: Scenario, client: int, indices: np.ndarray, server_round: int, weights: Arrays) -> Arrays:
-    training = training_of(scenario)
+def _train(scenario: TrainingScenario, client: int, indices: np.ndarray, server_round: int, weights: Arrays) -> Arrays:
+    training = scenario.training
     model, pictures = _prepared(scenario)
     model.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
     steps = steps_per_epoch(len(indices), training.recipe)
@@ -122,8 +122,8 @@ def _train(scenario: Scenario, client: int, indices: np.ndarray, server_round: i
 
 
 @lru_cache(maxsize=1)
-def _prepared(scenario: Scenario) -> tuple[Classifier, LabelledDataset]:
-    drop_path = training_of(scenario).recipe.drop_path
+def _prepared(scenario: TrainingScenario) -> tuple[Classifier, LabelledDataset]:
+    drop_path = scenario.training.recipe.drop_path
     model = build(scenario.network, drop_path=drop_path).to(torch.device(scenario.device))
     return model, open_dataset(scenario.data, "train", classes=scenario.model.classes)
 

@@ -21,7 +21,7 @@ from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source
 from fedmjp.errors import ConfigError
-from fedmjp.exchange import private_of
+from fedmjp.exchange import prepare_private
 from fedmjp.metrics import METRICS
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
@@ -30,7 +30,7 @@ from fedmjp.provenance import hardware
 from fedmjp.records import Upload
 from fedmjp.scenario import Scenario
 from fedmjp.stacked import entrance_gradients
-from fedmjp.transfer import sent
+from fedmjp.tensors import to_device
 
 MODELS = {"patch_embedding": "deit_small", "april": "deit_small_april"}
 STACK, SMALL_STACK = 200, 16  # pictures of a pass, on a GPU and elsewhere
@@ -80,7 +80,7 @@ class _Pictures(Dataset[Any]):
             self,
             batch_size=CHUNK,
             sampler=range(count),
-            collate_fn=partial(private_of, scenario, number=0),
+            collate_fn=partial(prepare_private, scenario, number=0),
             num_workers=self.processes,
             persistent_workers=self.processes > 0,
         )
@@ -162,6 +162,6 @@ class _Run:
 
     def _scored(self, private: Sequence[PrivateBatch], made: Tensor) -> Tensor:
         device = torch.device(self.work.device)
-        truth, made = sent(torch.cat([batch.clean for batch in private]), device), sent(made, device)
+        truth, made = to_device(torch.cat([batch.clean for batch in private]), device), to_device(made, device)
         values = {name: METRICS[name].function(made, truth) for name in self.pictures.metrics}
         return values["psnr"].cpu()

@@ -19,15 +19,15 @@ import typer
 from torch import Tensor
 
 import fedmjp
-from fedmjp.attacks.first_mlp.places import Entrance
+from fedmjp.attacks.first_block.places import TokenEmbedding
 from fedmjp.attacks.gauss_newton.body import shown_directions
 from fedmjp.attacks.gauss_newton.chosen import some
 from fedmjp.attacks.gauss_newton.degraded import NetworkDegraded
-from fedmjp.attacks.gauss_newton.factors import Factored, Factors
+from fedmjp.attacks.gauss_newton.factors import FactoredModel, Factors
 from fedmjp.attacks.gauss_newton.levenberg import jacobian
 from fedmjp.attacks.gauss_newton.picked import PickedResiduals
 from fedmjp.attacks.gauss_newton.residuals import compared_layers
-from fedmjp.attacks.gauss_newton.sent import Sent
+from fedmjp.attacks.gauss_newton.sent import UploadedEntries
 from fedmjp.attacks.gauss_newton.space import OpenSpace, Prior
 from fedmjp.benchmarks.scripts import Json, keep_figures
 from fedmjp.models import names
@@ -61,13 +61,13 @@ def _figures(name: str, count: int, turns: int) -> dict[str, float | list[float]
     pictures = [replace(picture, label=LABEL) for picture in fedmjp.bundled_pictures(1, size=SIZE)]
     exchange = scenario.exchange(pictures, model=model)
     layers, label, threat = compared_layers(model), exchange.private.labels, scenario.threat
-    known = Sent.of([exchange.upload], NetworkDegraded().tensors(model), threat, model).known()
-    space = OpenSpace.of_shown(shown_directions(Entrance.of(model)), Prior.of(model))
+    known = UploadedEntries.of([exchange.upload], NetworkDegraded().tensors(model), threat, model).known()
+    space = OpenSpace.of_shown(shown_directions(TokenEmbedding.of(model)), Prior.of(model))
     patches = to_patches(((exchange.private.clean - model.mean) / model.std).double(), model.patch_size)
     few = some(known, space.root.shape[1], torch_generator(SEED, "entries"))
     coarse, point = space.coarse(space.unknowns(patches), count)
     every, drawn = (PickedResiduals(model, label, entries, threat) for entries in (known, few))
-    factored = Factored(model, layers, threat.label_smoothing)
+    factored = FactoredModel(model, layers, threat.label_smoothing)
 
     def by_torch(patches: Tensor) -> Factors:
         return factored(

@@ -24,7 +24,7 @@ from fedmjp.benchmarks.federation.resources import resources_for
 from fedmjp.benchmarks.federation.training import deal, train_federated
 from fedmjp.benchmarks.scripts import Json, keep_figures
 from fedmjp.running import run_function
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import TrainingScenario
 from fedmjp.seeds import numpy_generator
 from fedmjp.training.run_folder import TrainingFolder
 
@@ -67,7 +67,7 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
     training = {"recipe": recipe, "rounds": rounds, "strategy": "fedsgd", "max_norm": 0}
     with tempfile.TemporaryDirectory() as scratch, watched() as peaks:
         data = draw_pictures(Path(scratch) / "pictures", case.clients)
-        scenario = Scenario.parse(
+        scenario = TrainingScenario.parse(
             {"model": network, "data": data, "device": "cpu", "clients": case.clients, "training": training}
         )
         folder = TrainingFolder(Path(scratch) / "run")

@@ -31,7 +31,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
 from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
-from fedmjp.benchmarks.scripts import Json, keep_figures, unseen
+from fedmjp.benchmarks.scripts import Json, keep_figures, load_unseen
 from fedmjp.clients.gate.ledger import Entry, GateLedger
 from fedmjp.clients.gate.policy import Policy
 from fedmjp.clients.gate.trying import try_tensors
@@ -39,9 +39,9 @@ from fedmjp.clients.mods import UploadGate
 from fedmjp.clients.replies import Sent, read_update
 from fedmjp.config import ModelConfig
 from fedmjp.lean import timm
-from fedmjp.replies import mean_of
 from fedmjp.running import run_function
 from fedmjp.seeds import scoped_randomness, torch_generator
+from fedmjp.tensors import average_updates
 
 ROUNDS, CLIENTS = 50, 2
 SIZE = 32
@@ -93,7 +93,7 @@ def main(
     """Measure, print and write."""
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     config = ModelConfig(name="deit_micro", image_size=SIZE, patch_size=4, classes=classes)
-    drawn = unseen(data, 1024, config, seed=0)
+    drawn = load_unseen(data, 1024, config, seed=0)
     pictures = (torch.stack([p.image for p in drawn]) - 0.5) / 0.25, torch.tensor([p.label for p in drawn])
     measures: dict[str, Callable[[], Any]] = {
         "honest": lambda: {recipe.text: honest(recipe, pictures, classes) for recipe in HONEST},
@@ -125,7 +125,7 @@ def honest(recipe: Recipe, pictures: Batch, classes: int) -> dict[str, Any]:
                     values = record.to_torch_state_dict().values()
                     replies.append(dict(zip(state, values, strict=True)))
             if replies:
-                model.load_state_dict(mean_of(replies))
+                model.load_state_dict(average_updates(replies))
         entries = gate.ledger.entries()
     refused = [entry for entry in entries if entry.verdict == "refused"]
     return {

@@ -51,7 +51,7 @@ class AttackConfig(Config):
     @model_validator(mode="after")
     def _can_be_made(self) -> Self:
         with as_value_error():
-            made = self.made()
+            made = self.build()
         if self.then and (refusal := unstaged(made, self.then)):
             raise ValueError(f"then: {refusal}")
         return self
@@ -80,18 +80,18 @@ class AttackConfig(Config):
         values = {key: None if value == "None" else value for key, _, value in pairs}
         return cls.parse({"name": name, "options": values, "then": then or None})
 
-    def made(self) -> Attack[VitClassifier, Disclosure]:
+    def build(self) -> Attack[VitClassifier, Disclosure]:
         """The attack itself, anew."""
         return ATTACKS.get(self.name)(self.options)
 
     def tensors(self, model: VitClassifier) -> frozenset[str]:
         """What it and its stage read of uploads."""
-        return frozenset(self.made().tensors(model)) | frozenset(TENSORS if self.then else ())
+        return frozenset(self.build().tensors(model)) | frozenset(TENSORS if self.then else ())
 
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Which requirement of it or its stage fails; None if both apply."""
         threat = threat.isolated
-        return self.made().refusal(model, threat) or (stage_refusal(model, threat) if self.then else None)
+        return self.build().refusal(model, threat) or (stage_refusal(model, threat) if self.then else None)
 
     def adapted(self, pipeline: Pipeline, model: VitClassifier, threat: ThreatModel, setting: Setting) -> bool:
         """Whether it takes these defences into account in this scenario, for what it is held against."""
@@ -100,12 +100,12 @@ class AttackConfig(Config):
         besides: frozenset[Mark] = frozenset({"shuffled"}) if ordered else frozenset()
         # What a server isolates is no sum, even where the upload is.
         alone: frozenset[Mark] = threat.marks - threat.isolated.marks
-        return self.made().adapted(pipeline, model, threat.isolated, besides=besides | alone)
+        return self.build().adapted(pipeline, model, threat.isolated, besides=besides | alone)
 
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """What a reader must know of its scores; None if nothing."""
         threat = threat.isolated
-        said = [self.made().caveat(model, threat), stage_caveat(model) if self.then else None]
+        said = [self.build().caveat(model, threat), stage_caveat(model) if self.then else None]
         return "; ".join(remark for remark in said if remark) or None
 
 
@@ -179,7 +179,7 @@ def experiments_of(
         ConfigError: If values contradict each other.
     """
     shared = {"metrics": tuple(metrics), "protocol": protocol}
-    ranked = tuple(attack for attack in attacks if attack.made().role == "attack")
+    ranked = tuple(attack for attack in attacks if attack.build().role == "attack")
     on_twins = ranked if set(settings) != {Setting.B} else attacks
     experiments: dict[tuple[str, ...], Experiment] = {}
 

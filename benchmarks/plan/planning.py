@@ -94,21 +94,21 @@ def _cell(experiment: Experiment, tried: AttackConfig, setting: Setting) -> Cell
         defences=scenario.defences,
         mask_ratio=scenario.pipeline.mask_ratio,
         attack=tried.label,
-        role=tried.made().role,
+        role=tried.build().role,
         setting=setting,
         protocol=experiment.protocol,
         threat=experiment.threat,
-        reveals=tried.made().reveals,
+        reveals=tried.build().reveals,
     )
 
 
 def _refusal(experiment: Experiment, tried: AttackConfig, uploads: str) -> str | None:
     model, scenario = blueprint(experiment.arm), experiment.scenario
-    server = scenario.server and scenario.server.made().refusal(model, scenario)
-    if scenario.server and tried.made().role == "bound":
+    server = scenario.server and scenario.server.build().refusal(model, scenario.threat, trains=False)
+    if scenario.server and tried.build().role == "bound":
         server = server or "is a bound of what honest servers see"
     refusal = server or tried.refusal(model, experiment.threat)
-    if tried.made().role == "bound" and uploads != "direct":
+    if tried.build().role == "bound" and uploads != "direct":
         return refusal or "is a bound: no recorded upload holds the gradients at all tokens"
     return refusal
 
@@ -139,7 +139,7 @@ def _trials(
         "gallery": [vars(entry) for batch in batches for entry in batch] if cell.reveals == "features" else None,
     }
     determined = _digest({**shared, **specific})
-    has_prior = tried.made().uses_natural_patches
+    has_prior = tried.build().uses_natural_patches
     return [
         PlannedTrial(
             key=_digest([determined, vars(entry), [vars(mate) for mate in batch]]),

@@ -24,8 +24,8 @@ from fedmjp.benchmarks.uploads.source import Batch, UploadSource, described
 from fedmjp.config import ModelConfig
 from fedmjp.errors import Failure, RecordError
 from fedmjp.exchange import Exchange
-from fedmjp.memory import return_free_memory
 from fedmjp.private import PrivateBatch
+from fedmjp.processes import return_free_memory
 from fedmjp.records import Disclosure, Features, Reconstruction
 from fedmjp.settings import Picture, Setting
 
@@ -143,7 +143,7 @@ class Engine:
 
     def _reconstruct(self, attack: AttackConfig, stack: Mapping[Batch, Exchange]) -> dict[Batch, _Attacked]:
         """Let the adversary at uploads of the same weights."""
-        if attack.made().uses_natural_patches:
+        if attack.build().uses_natural_patches:
             _refuse_known([exchange.private for exchange in stack.values()])
         weights = next(iter(stack.values())).upload.weights
         model = self.source.model(weights)

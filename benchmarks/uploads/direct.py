@@ -14,13 +14,22 @@ from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import Selection
 from fedmjp.errors import ConfigError, FedmjpError
-from fedmjp.exchange import Exchange, changed_weights, noise_of, private_of, protect, update_of, upload_of
+from fedmjp.exchange import (
+    Exchange,
+    change_weights,
+    compute_update,
+    defence_randomness,
+    make_upload,
+    prepare_private,
+    protect,
+)
 from fedmjp.models.build import build_vit, with_weights
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.names import ORACLE_TOKEN_GRADIENTS
 from fedmjp.private import PrivateBatch
 from fedmjp.records import weights_digest
-from fedmjp.scenario import Scenario, Turn
+from fedmjp.scenario import Scenario
+from fedmjp.setups import Turn
 from fedmjp.stacked import ENTRANCE, entrance_gradients
 
 PICTURES_PER_PASS = 16
@@ -97,7 +106,9 @@ class DirectUploads(UploadSource):
     def private(self) -> Iterator[PrivateBatch]:
         """Load what is behind the first upload of each batch."""
         for batch in self._entries.values():
-            yield private_of(self._scenario, [self.selection.load(entry) for entry in batch], self._scenario.probes)
+            yield prepare_private(
+                self._scenario, [self.selection.load(entry) for entry in batch], self._scenario.probes
+            )
 
     def _numbered(
         self, model: VitClassifier, batches: Sequence[Batch], names: frozenset[str], number: int, memory: Memory
@@ -130,8 +141,8 @@ class DirectUploads(UploadSource):
         for batch in stack:
             try:
                 pictures = [self.selection.load(entry) for entry in self._entries[batch]]
-                private[batch] = private_of(scenario, pictures, number)
-                changed[batch] = _changed_before(memory, batch) or changed_weights(scenario, model, pictures)
+                private[batch] = prepare_private(scenario, pictures, number)
+                changed[batch] = _changed_before(memory, batch) or change_weights(scenario, model, pictures)
             except FedmjpError as error:
                 exchanges[batch] = str(error)
         try:
@@ -140,7 +151,7 @@ class DirectUploads(UploadSource):
                 client, place = divmod(self._places[batch], scenario.batches_per_client)
                 turn = scenario.round_of(Turn(place, number))
                 digest = self._digest(model, changed[batch])
-                upload = upload_of(scenario, sent, made, server_round=turn, node=client, weights=digest)
+                upload = make_upload(scenario, sent, made, server_round=turn, node=client, weights=digest)
                 exchanges[batch] = Exchange(made, upload, changed[batch])
         except Exception as error:  # noqa: BLE001 (whatever a client breaks down with is a result)
             for batch in private:
@@ -170,12 +181,12 @@ class DirectUploads(UploadSource):
             stacked = entrance_gradients(model, batches, names, **how)
             for made, batch in zip(stacked, batches, strict=True):
                 seen = {name: made.pop(name) for name in for_bounds}
-                source = noise_of(scenario, batch, number)
+                source = defence_randomness(scenario, batch, number)
                 updates.append(protect(made, batch, model, scenario.threat, randomness=source) | seen)
             return updates
         updates = []
         for batch, weights in zip(batches, changed, strict=True):
-            sent = update_of(scenario, model, batch, number, weights)
+            sent = compute_update(scenario, model, batch, number, weights)
             if for_bounds:
                 sent |= entrance_gradients(model, [batch], for_bounds, **how)[0]
             # A floor reads nothing, but an upload is never empty.

@@ -54,11 +54,11 @@ class UploadSource(ABC):
 
 def tensors_read(experiment: Experiment, model: VitClassifier, *, of_others: bool = False) -> frozenset[str]:
     """Names of the tensors that some attack of the experiment or its server reads, and that leave; or of others."""
-    tried = [attack for attack in experiment.attacks if attack.made().reads_others or not of_others]
+    tried = [attack for attack in experiment.attacks if attack.build().reads_others or not of_others]
     scenario = experiment.scenario
     read = [name for attack in tried for name in attack.tensors(model)]
     if read and scenario.server is not None:
-        read += scenario.server.made().reads(model, scenario.threat)
+        read += scenario.server.build().reads(model, scenario.threat)
     return frozenset(read) - scenario.pipeline.withheld(roles_of(model))
 
 

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from fedmjp.clients.checks.base import Finding, Incoming, judged, not_run
-from fedmjp.finite import is_finite
 from fedmjp.records import weights_digest
+from fedmjp.tensors import is_finite
 
 LAYOUT = "layout"
 SAME = "same model"

@@ -66,7 +66,7 @@ class Policy(Config):
         asked = [name for name in ("pictures", "features", "labels", "unseen") if getattr(self, name) == "defend"]
         if asked and not self.defences:
             raise ValueError(f"{asked[0]}: defend needs defences, such as [local_dp:epsilon=8]")
-        for defence in self.pipeline.made:
+        for defence in self.pipeline.defences:
             if set(defence.stages) != {"update"} or defence.needs_model:
                 raise ValueError(f"defence {defence.name} does not work on updates, which are all that a gate changes")
         if self.budget is not None and self.multiplier is None:
@@ -90,7 +90,7 @@ class Policy(Config):
 
     @property
     def _private(self) -> list[Any]:
-        return [made for made in self.pipeline.made if made.name == "local_dp"]
+        return [made for made in self.pipeline.defences if made.name == "local_dp"]
 
     @classmethod
     def read(cls, path: Path) -> tuple[Self, Path]:

@@ -169,7 +169,7 @@ def attack(
     from fedmjp.benchmarks.running.runner import Recorder, run_experiment
     from fedmjp.benchmarks.uploads.rounds import open_records
     from fedmjp.cli.progress import TerminalProgress
-    from fedmjp.modifications import SCOPE
+    from fedmjp.threat import SCOPE
 
     console = wide_console()
     flags = {option.name: option.opts[0] for option in context.command.params}
@@ -209,7 +209,7 @@ def _attacks(options: Mapping[str, Any]) -> "tuple[AttackConfig, ...]":
 
     given = parse_pairs(options["options"], "--set", dashes=True)
     tried = AttackConfig.parse({"name": options["name"], "options": given, "then": options["then"]})
-    floor = MEASURES[tried.made().reveals].floor
+    floor = MEASURES[tried.build().reveals].floor
     return (tried, *([] if tried.name == floor else [AttackConfig(name=floor)]))
 
 
@@ -221,7 +221,7 @@ def _direct(options: Mapping[str, Any], named: set[str], console: "Console") -> 
     from fedmjp.defences.pipeline import DefenceConfig, with_mask_ratio
     from fedmjp.errors import BadInputError
     from fedmjp.models.build import build
-    from fedmjp.scenario import of_single_batches
+    from fedmjp.scenario import make_batch_scenario
 
     if "local_learning_rate" in named and "local_steps" not in named:
         raise BadInputError("--local-learning-rate is of the steps that --local-steps asks for; give both or neither")
@@ -231,7 +231,7 @@ def _direct(options: Mapping[str, Any], named: set[str], console: "Console") -> 
     ratio = options["mask_ratio"]
     defences = tuple(DefenceConfig.parse(text) for text in options["defences"] if text != "none")
     values = single_batches(options) | {"defences": with_mask_ratio(defences, ratio)}
-    scenario = of_single_batches(values, options["limit"])
+    scenario = make_batch_scenario(values, options["limit"])
     experiments = experiments_of(scenario, _settings(options, scenario), _attacks(options), mask_ratio=ratio)
     for arm in dict.fromkeys(experiment.arm for experiment in experiments if experiment.arm.weights):
         build(arm)  # a checkpoint that does not fit is told before anything is run

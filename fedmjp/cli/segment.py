@@ -60,7 +60,7 @@ def train(
     from fedmjp.cli.overrides import with_checkpoint
     from fedmjp.cli.progress import LiveBars
     from fedmjp.extras import require
-    from fedmjp.overrides import overridden
+    from fedmjp.overrides import apply_settings
 
     require("segmentation", "`fedmjp segment`")
     from fedmjp.segmentation.config import SegmentationConfig
@@ -75,7 +75,7 @@ def train(
         "device": choose(device),
         "model": given({"weights": weights and str(weights)}),
     }
-    values = overridden(named, settings or [])
+    values = apply_settings(named, settings or [])
     config = SegmentationConfig.parse({**values, "model": with_checkpoint(values["model"])})
     scenes = open_scenes(Path(config.data), "training")
     require_apart(output, config.data)

@@ -11,8 +11,8 @@ import torch
 from fedmjp.data.datasets import BUNDLED, DatasetPictures, open_dataset
 from fedmjp.data.pictures import CROP_SHARE, LabelledPicture, PictureEntry, PictureSource
 from fedmjp.errors import DataError, suggestion
-from fedmjp.scenario import Scenario
 from fedmjp.seeds import torch_generator
+from fedmjp.setups import BatchSetup
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Selection:
         """The pictures that one client holds: every ``clients``-th, a random share of equal size."""
         return self.entries[client::clients]
 
-    def batches(self, scenario: Scenario) -> list[tuple[PictureEntry, ...]]:
+    def batches(self, scenario: BatchSetup) -> list[tuple[PictureEntry, ...]]:
         """The pictures behind each upload, client by client, turn by turn.
 
         Groups of clients whose updates are summed stand together. Runs that want fewer pictures than were chosen
@@ -116,7 +116,7 @@ def pick(source: PictureSource, names: Sequence[str]) -> Selection:
     return Selection(source, entries, ())
 
 
-def select_for(scenario: Scenario) -> Selection:
+def select_for(scenario: BatchSetup) -> Selection:
     """The pictures of a federated run, one share per client.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Shuffles patches, and the pixels in them."""
+"""Shuffle patches, and the pixels in them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 
 
 class Pixels(Jigsaw):
-    """Moves all patches of a picture, and, with one permutation for all of them, the pixels inside.
+    """A shuffle of all patches of a picture and, with one permutation for all of them, of the pixels inside.
+
+    Example:
+        >>> import torch
+        >>> from fedmjp.randomness import SeededRandomness
+        >>> images = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        >>> arranged = Pixels().arrange(images, 4, randomness=[SeededRandomness(seed=0)])
+        >>> torch.equal(arranged.images.sort().values, images.sort().values), bool(arranged.mask.all())
+        (False, True)
 
     References:
         Tolstikhin et al., "MLP-Mixer", NeurIPS 2021, the permuted pixels of section 3.4.

@@ -39,7 +39,7 @@ class TrainingConfig(Defended, Learning):
     @model_validator(mode="after")
     def _defences_act(self) -> Self:
         self.require_defences(self.pipeline, self.model.grid, self.recipe.epochs)
-        for defence in self.pipeline.made:
+        for defence in self.pipeline.defences:
             if {"update", "aggregate"} & set(defence.stages):
                 raise ValueError(f"{defence.name} acts on what leaves a client, and nothing leaves here: leave it out")
         return self

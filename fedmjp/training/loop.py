@@ -23,9 +23,9 @@ from fedmjp.models.classifier import Classifier
 from fedmjp.models.roles import roles_of
 from fedmjp.randomness import Randomness
 from fedmjp.seeds import derive, scoped_randomness
+from fedmjp.tensors import to_device
 from fedmjp.training.puzzles import Puzzles
 from fedmjp.training.together import ALONE, Together
-from fedmjp.transfer import sent
 
 REFERENCE_BATCH = 512  # that the recipe's learning rates are stated for
 
@@ -214,7 +214,7 @@ class Trainer:
             raise TrainingError(f"{what} cannot train a model that normalises over its batch: take more at once")
         images = shown.arranged.images
         if shown.puzzled and self.model.defended:
-            mask = sent(shown.arranged.mask, images.device)
+            mask = to_device(shown.arranged.mask, images.device)
         with randomness:
             with rounded(self.recipe.precision, self._device):
                 smoothing = self.recipe.label_smoothing if targets.ndim == 1 else 0.0  # mixup has smoothed them

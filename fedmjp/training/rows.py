@@ -137,4 +137,4 @@ def _network(model: ModelConfig) -> tuple[object, ...]:
 
 
 def _defences(pipeline: Pipeline) -> list[dict[str, object]]:
-    return [{"name": defence.name, **defence.options.model_dump()} for defence in pipeline.made]
+    return [{"name": defence.name, **defence.options.model_dump()} for defence in pipeline.defences]

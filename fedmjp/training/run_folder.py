@@ -12,7 +12,7 @@ from fedmjp.errors import BadInputError, CheckpointError, ConfigError, DataError
 from fedmjp.files import read_file
 
 if TYPE_CHECKING:
-    from fedmjp.scenario import Scenario
+    from fedmjp.scenario import TrainingScenario
     from fedmjp.training.config import TrainingConfig
 
 LARGEST = 100_000_000  # bytes of a manifest
@@ -88,14 +88,17 @@ class TrainingFolder:
                 f"{self.root} is of a run on other pictures: restore them as they were, or give --fresh"
             )
 
-    def config(self) -> "TrainingConfig | Scenario":
+    def config(self) -> "TrainingConfig | TrainingScenario":
         """The configuration that the run was started with; BadInputError if the folder holds no training run."""
         # They need torch, the places of files do not.
-        from fedmjp.scenario import Scenario  # noqa: PLC0415
+        from fedmjp.scenario import TrainingScenario  # noqa: PLC0415
         from fedmjp.training.config import TrainingConfig  # noqa: PLC0415
 
         about = self._about()
-        kinds: dict[str, type[TrainingConfig | Scenario]] = {"central": TrainingConfig, "federated": Scenario}
+        kinds: dict[str, type[TrainingConfig | TrainingScenario]] = {
+            "central": TrainingConfig,
+            "federated": TrainingScenario,
+        }
         try:
             return kinds[about["kind"]].parse(about["config"])
         except (KeyError, TypeError, ConfigError) as error:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from fedmjp.models.classifier import VitClassifier
     from fedmjp.records import Upload
-    from fedmjp.scenario import Scenario
 
 LONG = 2.0**50  # entries of the class token; a power of two is divided by without rounding
 STEADY = 2.0**26  # learning rates: two of them less, in float32, is the same number
@@ -49,16 +48,15 @@ MATCHED = 1e-3  # learning rates by which a bias may miss what it moves by where
 PASSES = 3  # over which probabilities settle
 
 
-def adamw_refusal(server: str, model: VitClassifier, scenario: Scenario) -> str | None:
+def adamw_refusal(server: str, model: VitClassifier, threat: ThreatModel) -> str | None:
     """Say why steps of AdamW cannot be fished in; None if they can, or clients take none."""
-    threat = scenario.threat
     if threat.local_optimiser != "adamw":
         return None
     if not model.prefix_tokens or names.CLASS_TOKEN not in dict(model.named_parameters()):
         return f"{server}: makes the class token long where clients take steps of AdamW, and the model has none"
     if not model.has_positions:
         return f"{server}: reads the position embedding, which the model does not have"
-    for defence in scenario.pipeline.made:
+    for defence in threat.pipeline.defences:
         if names.POSITION_EMBEDDING in defence.withheld(roles_of(model)):
             return f"{server}: reads labels from the position embedding, which {defence.name} keeps at the client"
     return changed_entries(threat) and f"{server}: {changed_entries(threat)}"
