@@ -279,11 +279,11 @@ class Attack(ABC, Generic[Model, Made]):
         if misfit := _misfit(upload, threat) or self._tensor_misfit(upload, model, shapes):
             raise self._not_applicable(misfit)
         read = self.tensors(model)
-        others = upload.others if self.reads_others else ()
+        siblings = upload.others if self.reads_others else ()
         return replace(
             upload,
             tensors={name: upload.tensors[name] for name in read} or upload.tensors,
-            others=tuple(self._declared(other, model, threat, shapes) for other in others),
+            others=tuple(self._declared(sibling, model, threat, shapes) for sibling in siblings),
         )
 
     def _generator_for(self, upload: Upload, model: Model, generator: torch.Generator) -> torch.Generator:

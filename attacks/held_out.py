@@ -13,10 +13,19 @@ DEVELOPMENT = Path(__file__).with_name("development.json")
 
 
 def developed_on(picture: str, sha256: str = "") -> bool:
-    """Whether an attack was developed on a picture, told as ``natural_patches.measured_on`` tells it."""
+    """Say whether an attack was developed on a picture.
+
+    Args:
+        picture: Its file's name, in whatever folder and with whatever ending.
+        sha256: Of its float32 pixels as the model sees them; it tells a renamed picture.
+    """
     return holds(DEVELOPMENT, picture, sha256)
 
 
 def seen_before(picture: str) -> bool:
-    """Whether the prior was measured on a picture, or an attack developed on it."""
+    """Say whether the prior was measured on a picture, or an attack developed on it.
+
+    Args:
+        picture: Its file's name.
+    """
     return measured_on(picture) or developed_on(picture)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedmjp.attacks.linear_systems import Gaussian
+from fedmjp.attacks.linear_systems import GaussianPrior
 from fedmjp.attacks.picture_lists import holds
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models.entrance import Entrance
@@ -24,20 +24,28 @@ PROVENANCE = TABLE.with_suffix(".json")
 ROUNDING_VARIANCE = 1 / (12 * 255**2)
 
 
-class NaturalPatches(Gaussian):
+class NaturalPatches(GaussianPrior):
     """The prior of a patch, independent of others: of its pixels in [0, 1], in the order of ``fedmjp.patches``."""
 
     @staticmethod
     def for_model(model: Entrance) -> "NaturalPatches":
-        """The prior for the model's sizes, on its device; AttackNotApplicableError if the table has none."""
+        """Return the prior for the model's sizes, on its device; AttackNotApplicableError if the table has none.
+
+        Args:
+            model: States sizes and device.
+        """
         if refusal := prior_refusal(model):
             raise AttackNotApplicableError(refusal)
         mean, covariance = patch_statistics(model.image_size, model.patch_size)
         return NaturalPatches(mean.to(model.mean.device), covariance.to(model.mean.device))
 
 
-def natural_inputs(model: Entrance) -> Gaussian:
-    """The same prior of a patch as it enters the network; AttackNotApplicableError if the table has none."""
+def natural_inputs(model: Entrance) -> GaussianPrior:
+    """Return the same prior for a patch as it enters the network; AttackNotApplicableError if the table has none.
+
+    Args:
+        model: States sizes, normalisation and device.
+    """
     if refusal := prior_refusal(model):
         raise AttackNotApplicableError(refusal)
     mean, std = (tuple(values.flatten().tolist()) for values in (model.mean, model.std))
@@ -47,15 +55,19 @@ def natural_inputs(model: Entrance) -> Gaussian:
 @lru_cache(maxsize=4)
 def _inputs(
     image_size: int, patch_size: int, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
-) -> Gaussian:
-    """Kept for its spectrum, which takes longer than to solve for a picture."""
+) -> GaussianPrior:
+    """Cache the prior for its spectrum, which takes longer than to solve for a picture."""
     centre, covariance = (values.to(device) for values in patch_statistics(image_size, patch_size))
     shift, scale = (centre.new_tensor(values).repeat_interleave(patch_size**2) for values in (mean, std))
-    return Gaussian((centre - shift) / scale, covariance / scale[:, None] / scale)
+    return GaussianPrior((centre - shift) / scale, covariance / scale[:, None] / scale)
 
 
 def prior_refusal(model: Entrance) -> str | None:
-    """Why the table has no prior for the model's patches; None if it has one."""
+    """Say why the table has no prior for the model's patches; None if it has one.
+
+    Args:
+        model: States the sizes.
+    """
     if refusal := size_refusal(model.image_size):
         return refusal
     largest = _table()[f"{model.image_size}.autocovariance"].shape[-1] // 2 + 1
@@ -65,7 +77,11 @@ def prior_refusal(model: Entrance) -> str | None:
 
 
 def size_refusal(image_size: int) -> str | None:
-    """Why the table says nothing about pictures of this size; None if it does."""
+    """Say why the table says nothing about pictures of this size; None if it does.
+
+    Args:
+        image_size: Pixels per side.
+    """
     sizes = sorted(int(name.split(".")[0]) for name in _table() if name.endswith(".mean"))
     if image_size in sizes:
         return None
@@ -73,7 +89,12 @@ def size_refusal(image_size: int) -> str | None:
 
 
 def measured_on(picture: str, sha256: str = "") -> bool:
-    """Whether a picture is one that the table was measured on, told by ``picture_lists.holds``."""
+    """Say whether a picture is one that the table was measured on.
+
+    Args:
+        picture: Its file's name, in whatever folder and with whatever ending.
+        sha256: Of its float32 pixels as the model sees them; it tells a renamed picture.
+    """
     return holds(PROVENANCE, picture, sha256)
 
 
@@ -84,13 +105,18 @@ def _table() -> dict[str, Tensor]:
 
 @lru_cache(maxsize=4)
 def patch_statistics(image_size: int, patch_size: int) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of the pixels of a patch, in [0, 1], for sizes that the table knows."""
+    """Return mean (values,) and covariance (values, values) of the pixels of a patch, in [0, 1].
+
+    Args:
+        image_size: One that the table knows.
+        patch_size: Pixels per side of a patch.
+    """
     mean, autocovariance = (_table()[f"{image_size}.{name}"].double() for name in ("mean", "autocovariance"))
     return mean.repeat_interleave(patch_size**2), patch_covariance(autocovariance, patch_size)
 
 
 def patch_covariance(autocovariance: Tensor, patch_size: int) -> Tensor:
-    """Covariance (values, values) of the pixels of a patch from that of two pixels at a distance.
+    """Compute the covariance (values, values) of the pixels of a patch from that of two pixels at a distance.
 
     What sampling left below the variance of 8-bit rounding is lifted to it, which also makes it positive definite.
 

@@ -8,9 +8,12 @@ DIGITS = 16  # of a SHA-256, enough to tell pictures apart
 
 
 def holds(pictures: Path, picture: str, sha256: str = "") -> bool:
-    """Whether a list names a picture, by its file's name, whatever folder and ending.
+    """Say whether a list names a picture.
 
-    ``sha256``, of its float32 pixels as the model sees them, tells a renamed one at the image sizes of the list.
+    Args:
+        pictures: A list that ships with fedmjp, JSON.
+        picture: A file's name, in whatever folder and with whatever ending.
+        sha256: Of its float32 pixels as the model sees them; it tells a renamed picture at the image sizes of the list.
     """
     names, digests = _read(pictures)
     return Path(picture).stem in names or sha256[:DIGITS] in digests

@@ -12,7 +12,12 @@ WARM_UPS = 2  # libraries set themselves up in the first
 
 
 def slopes_of(loss: LossOf, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses of candidates, and the slope of each by its candidate."""
+    """Return the losses of candidates, and the slope of each by its candidate.
+
+    Args:
+        loss: Of candidates, each its own.
+        images: Candidates.
+    """
     leaf = images.detach().requires_grad_()
     with torch.enable_grad():
         values = loss(leaf)
@@ -21,27 +26,30 @@ def slopes_of(loss: LossOf, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def replayed(loss: LossOf, like: Tensor) -> Slopes:
-    """``slopes_of`` for candidates of the shape and device of ``like``.
+    """Return ``slopes_of`` for candidates of the shape and device of ``like``.
 
     On CUDA it is recorded once, as a graph, which is launched as a whole: to launch its thousands of kernels one by one
-    takes longer than they run. What it gives holds until the next call there, and a loss must not read values off the
-    device.
+    takes longer than they run. Results hold until the next call there.
+
+    Args:
+        loss: Of candidates; it must not read values off the device.
+        like: Candidates.
     """
     if like.device.type != "cuda":
         return partial(slopes_of, loss)
-    given, aside = like.clone(), torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
+    inputs, aside = like.clone(), torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream(like.device))
     with torch.cuda.stream(aside):
         for _ in range(WARM_UPS):
-            slopes_of(loss, given)
+            slopes_of(loss, inputs)
     torch.cuda.current_stream(like.device).wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        made = slopes_of(loss, given)
+        outputs = slopes_of(loss, inputs)
 
     def again(images: Tensor) -> tuple[Tensor, Tensor]:
-        given.copy_(images)
+        inputs.copy_(images)
         graph.replay()
-        return made
+        return outputs
 
     return again

@@ -9,7 +9,6 @@ EXTRAS = {
     "datasets": ("datasets",),
     "deploy": ("supervisor",),
     "postgresql": ("psycopg",),
-    "segmentation": ("transformers",),
     "study": ("umap",),  # and scikit-learn, which it needs itself
     "training": ("tensorboard", "datasets", "flwr_datasets"),
 }

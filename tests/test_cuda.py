@@ -11,7 +11,7 @@ import fedmjp
 from fedmjp.arithmetic import Arithmetic, computing, cuda_settings
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.linear_systems import minimum_norm, qr_by_cholesky, svd_by_eigenvectors
-from fedmjp.attacks.testing import CHECKS, Trial, adapts_to_what_it_claims
+from fedmjp.attacks.testing import CHECKS, AttackTrial, adapts_to_what_it_claims
 from fedmjp.config import ModelConfig
 from fedmjp.data.loading import Batch
 from fedmjp.data.pictures import LabelledPicture
@@ -67,7 +67,9 @@ def test_attacks_keep_their_contract(name: str, device: str) -> None:
     small = {"model": "deit_micro", "patch_size": 16} if name.startswith(OF_FEW) else {"model": model_of(name)}
     # How much they leak is tested on the CPU; the best closed forms are held against that below.
     made = ATTACKS.get(name)(QUICK.get(name, {}))
-    trial = Trial(made, threat=threat, gain=None, tolerance=0.05 if made.optimises else 1e-3, device=device, **small)
+    trial = AttackTrial(
+        made, threat=threat, gain=None, tolerance=0.05 if made.optimises else 1e-3, device=device, **small
+    )
     for check in CHECKS:
         if check is not adapts_to_what_it_claims or name != IN_MINUTES:
             check(trial)

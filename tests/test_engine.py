@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedmjp.attacks.patch_embedding import PatchEmbedding
+from fedmjp.attacks.patch_embedding import PatchEmbeddingAttack
 from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.benchmarks.folder.output import OutputFolder
-from fedmjp.benchmarks.folder.store import COLOUR, Store, Trial
+from fedmjp.benchmarks.folder.store import Store, Trial
 from fedmjp.benchmarks.plan.experiment import Plan
 from fedmjp.benchmarks.running.engine import Engine, jobs
 from fedmjp.benchmarks.running.progress import RunProgress
@@ -24,6 +24,7 @@ from fedmjp.benchmarks.uploads.source import Batch, RecordedUploads
 from fedmjp.data.selection import select_for
 from fedmjp.errors import OUT_OF_MEMORY, FederationError
 from fedmjp.exchange import Exchange
+from fedmjp.metrics import COLOUR
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload, weights_digest
 from fedmjp.scenario import Scenario
@@ -174,16 +175,16 @@ def test_a_client_that_breaks_down_is_rows_and_stops_nothing(tmp_path: Path, mon
 
 
 def test_any_error_of_an_attack_is_a_row_of_that_upload_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    solve = PatchEmbedding.reconstruct_stack
+    solve = PatchEmbeddingAttack.reconstruct_stack
 
     def sometimes(
-        self: PatchEmbedding, uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel, **named: Any
+        self: PatchEmbeddingAttack, uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel, **named: Any
     ) -> list[Reconstruction]:
         if any((upload.node, upload.server_round, model.defended) == (1, 1, False) for upload in uploads):
             raise ArithmeticError("did not converge")
         return solve(self, uploads, model, threat, **named)
 
-    monkeypatch.setattr(PatchEmbedding, "reconstruct_stack", sometimes)
+    monkeypatch.setattr(PatchEmbeddingAttack, "reconstruct_stack", sometimes)
     plan, output = planned(small_experiments(models=ONE)), OutputFolder(tmp_path)
     run(plan, output)
     failed = [trial for trial in stored(output, plan) if trial.status == "failed"]
@@ -197,9 +198,11 @@ def test_any_error_of_an_attack_is_a_row_of_that_upload_alone(tmp_path: Path, mo
 
 
 def test_an_interrupted_attack_keeps_what_was_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    solve, calls = PatchEmbedding.reconstruct_stack, []
+    solve, calls = PatchEmbeddingAttack.reconstruct_stack, []
 
-    def interrupted(self: PatchEmbedding, uploads: Sequence[Upload], *rest: Any, **named: Any) -> list[Reconstruction]:
+    def interrupted(
+        self: PatchEmbeddingAttack, uploads: Sequence[Upload], *rest: Any, **named: Any
+    ) -> list[Reconstruction]:
         calls.append(len(uploads))
         if len(calls) == 3:
             raise KeyboardInterrupt
@@ -207,8 +210,8 @@ def test_an_interrupted_attack_keeps_what_was_finished(tmp_path: Path, monkeypat
 
     plan, output = planned(small_experiments(models=ONE)), OutputFolder(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(PatchEmbedding, "reconstruct_stack", interrupted)
-        patch.setattr(PatchEmbedding, "stack", 1)  # as an optimisation that takes one upload at a time
+        patch.setattr(PatchEmbeddingAttack, "reconstruct_stack", interrupted)
+        patch.setattr(PatchEmbeddingAttack, "stack", 1)  # as an optimisation that takes one upload at a time
         with pytest.raises(KeyboardInterrupt):
             run(plan, output)
     kept = {trial.key for trial in stored(output, plan) if trial.status == "ok"}
@@ -221,15 +224,17 @@ def test_what_an_attack_does_to_its_model_never_reaches_the_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedmjp.benchmarks.running.engine.CHUNK", 1)
-    solve, seen = PatchEmbedding.reconstruct_stack, []
+    solve, seen = PatchEmbeddingAttack.reconstruct_stack, []
 
-    def spying(self: PatchEmbedding, uploads: Sequence[Upload], model: VitClassifier, *rest: Any, **named: Any) -> Any:
+    def spying(
+        self: PatchEmbeddingAttack, uploads: Sequence[Upload], model: VitClassifier, *rest: Any, **named: Any
+    ) -> Any:
         model.backbone.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         made = solve(self, uploads, model, *rest, **named)
         model.backbone.patch_embed.proj.weight.data.zero_()
         return made
 
-    monkeypatch.setattr(PatchEmbedding, "reconstruct_stack", spying)
+    monkeypatch.setattr(PatchEmbeddingAttack, "reconstruct_stack", spying)
     plan, output = planned(small_experiments(models=ONE)), OutputFolder(tmp_path)
     output.prepare(fresh=False)
     store = Store.at(output.database)

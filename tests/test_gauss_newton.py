@@ -24,7 +24,7 @@ from fedmjp.attacks.labels import labels_of
 from fedmjp.attacks.mjp.affine import of_one_upload
 from fedmjp.attacks.mjp.facts import linear_facts
 from fedmjp.attacks.mjp.prior import MjpPrior
-from fedmjp.attacks.testing import CHECKS, Trial
+from fedmjp.attacks.testing import CHECKS, AttackTrial
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import select_for
 from fedmjp.metrics import metric
@@ -269,4 +269,4 @@ def test_what_it_cannot_solve_is_refused_with_the_number(model: dict[str, object
 # With a mask, 64 patches leave a thousand unknowns open, which takes minutes: the first check would solve two.
 @pytest.mark.parametrize("check", CHECKS[1:], ids=lambda check: check.__name__)
 def test_conformance(check) -> None:
-    check(Trial(GaussNewton(QUICK["gauss_newton"]), model="deit_tiny"))
+    check(AttackTrial(GaussNewton(QUICK["gauss_newton"]), model="deit_tiny"))

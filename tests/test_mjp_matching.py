@@ -7,7 +7,7 @@ from scipy.optimize import approx_fprime
 
 from fedmjp.attacks.mjp.facts import linear_facts
 from fedmjp.attacks.mjp.matching import MjpMatching, _Mismatch
-from fedmjp.attacks.testing import CHECKS, Trial
+from fedmjp.attacks.testing import CHECKS, AttackTrial
 from fedmjp.data.selection import Selection
 from fedmjp.errors import ConfigError
 from fedmjp.models.classifier import VitClassifier
@@ -36,7 +36,7 @@ def mismatch(defended: VitClassifier, upload: Upload) -> _Mismatch:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_conformance(check) -> None:
-    check(Trial(attack=MjpMatching({"iterations": 2}), model="deit_tiny"))
+    check(AttackTrial(attack=MjpMatching({"iterations": 2}), model="deit_tiny"))
 
 
 def test_the_clean_and_the_shuffled_picture_match(mismatch: _Mismatch, batch: PrivateBatch) -> None:

@@ -13,7 +13,7 @@ from fedmjp.attacks.mjp.facts import linear_facts
 from fedmjp.attacks.mjp.flattening import flatten
 from fedmjp.attacks.mjp.prior import MjpPrior
 from fedmjp.attacks.natural_pictures import NaturalPictures
-from fedmjp.attacks.patch_embedding import PatchEmbedding
+from fedmjp.attacks.patch_embedding import PatchEmbeddingAttack
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.errors import AttackNotApplicableError
@@ -115,7 +115,7 @@ def test_mjp_prior_is_patch_embedding_without_a_mask(
     upload = upload_of(undefended, batch_of(pictures, Picture.CLEAN))
     ours, theirs = (
         attack.run([upload], undefended, threat, generator=generator)[0].images
-        for attack in (MjpPrior(), PatchEmbedding())
+        for attack in (MjpPrior(), PatchEmbeddingAttack())
     )
     assert torch.allclose(ours, theirs, atol=1e-6)
 
@@ -183,7 +183,8 @@ def test_where_no_prior_explains_an_upload_the_naive_picture_may(
     rows = torch.arange(64) // 8
     upload, _ = _of(((rows[:, None] + rows) % 2).float().expand(3, 64, 64), defended, pictures)
     ours, naive = (
-        attack.run([upload], defended, threat, generator=generator)[0] for attack in (MjpPrior(), PatchEmbedding())
+        attack.run([upload], defended, threat, generator=generator)[0]
+        for attack in (MjpPrior(), PatchEmbeddingAttack())
     )
     assert ours.diagnostics["closed_naive"] == 1
     assert torch.allclose(ours.images, naive.images, atol=1e-5)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fedmjp.attacks.linear_systems import Gaussian, posterior_mean
+from fedmjp.attacks.linear_systems import GaussianPrior, posterior_mean
 from fedmjp.attacks.natural_patches import (
     PROVENANCE,
     TABLE,
@@ -97,7 +97,7 @@ def test_posterior_mean_equals_the_textbook_formula() -> None:
     unknowns, equations, values = 5, 12, 4
     rows = torch.randn(unknowns, equations, dtype=torch.float64, generator=random)
     root = torch.randn(values, values, dtype=torch.float64, generator=random)
-    prior = Gaussian(torch.randn(values, dtype=torch.float64, generator=random), root @ root.T)
+    prior = GaussianPrior(torch.randn(values, dtype=torch.float64, generator=random), root @ root.T)
     truth = prior.mean + torch.randn(unknowns, values, dtype=torch.float64, generator=random) @ root.T
     right = rows.T @ truth + 0.3 * torch.randn(equations, values, dtype=torch.float64, generator=random)
     estimate = posterior_mean(rows[None], right[None], prior, rounding=1e-16)
@@ -117,7 +117,7 @@ def test_posterior_mean_equals_the_textbook_formula() -> None:
 def test_noise_is_estimated_from_the_right_hand_side_alone() -> None:
     random = torch.Generator().manual_seed(0)
     rows = torch.randn(1, 20, 200, dtype=torch.float64, generator=random)
-    prior = Gaussian(torch.zeros(30, dtype=torch.float64), torch.eye(30, dtype=torch.float64))
+    prior = GaussianPrior(torch.zeros(30, dtype=torch.float64), torch.eye(30, dtype=torch.float64))
     clean = rows.mT @ torch.randn(1, 20, 30, dtype=torch.float64, generator=random)
     for level in (1e-6, 1e-2):
         noise = level * clean.square().mean().sqrt() * torch.randn(clean.shape, dtype=torch.float64, generator=random)

@@ -16,12 +16,12 @@ NAME = "token_equations"
 TESTED = """
 import sys
 from fedmjp.attacks import ATTACKS
-from fedmjp.attacks.testing import CHECKS, Trial
+from fedmjp.attacks.testing import CHECKS, AttackTrial
 from tests import test_attacks
 
 assert "token_equations" in test_attacks.CLOSED_FORMS, "the tests of all attacks take it up"
 for check in CHECKS:
-    check(Trial(ATTACKS.get("token_equations")(), "deit_tiny", gain=25.0))
+    check(AttackTrial(ATTACKS.get("token_equations")(), "deit_tiny", gain=25.0))
 print("kept")
 """
 

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 import torch
 
-from fedmjp.attacks.patch_embedding import PatchEmbedding
-from fedmjp.attacks.testing import CHECKS, Trial
+from fedmjp.attacks.patch_embedding import PatchEmbeddingAttack
+from fedmjp.attacks.testing import CHECKS, AttackTrial
 from fedmjp.benchmarks.campaign.spec import Campaign
 from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.benchmarks.folder.output import OutputFolder
@@ -89,9 +89,9 @@ def test_an_attack_gets_others_if_it_reads_them_and_a_generator_of_all(uploads: 
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_the_conformance_suite_gives_others_and_degraded_uploads(check: Callable[[Trial], None]) -> None:
+def test_the_conformance_suite_gives_others_and_degraded_uploads(check: Callable[[AttackTrial], None]) -> None:
     threat = ThreatModel.parse({"uploads_per_picture": 2, "defences": DEGRADED})
-    trial = Trial(attack=Witness(), model="deit_tiny", threat=threat, gain=None)
+    trial = AttackTrial(attack=Witness(), model="deit_tiny", threat=threat, gain=None)
     model, uploads = trial.control("mjp")
     made = trial.run(uploads, model)
     assert [each.diagnostics["uploads"] for each in made] == [2, 2]
@@ -101,7 +101,7 @@ def test_the_conformance_suite_gives_others_and_degraded_uploads(check: Callable
 def test_attacks_on_single_uploads_do_not_change_by_others(uploads: tuple[Upload, Upload]) -> None:
     first, second = uploads
     made = [
-        PatchEmbedding().run(
+        PatchEmbeddingAttack().run(
             [each], small_model(defence="mjp"), ThreatModel(), generator=torch.Generator().manual_seed(0)
         )[0]
         for each in (first, replace(first, others=(second, replace(second, kind="delta"))))

@@ -28,7 +28,14 @@ RIDGE = 1e-6
 
 
 def close(affine: AffinePatches, model: Entrance) -> Tensor:
-    """The picture of least energy: (patches, values) float64, in the network's input space.
+    """Return the picture of least energy among those that the uploads leave open.
+
+    Args:
+        affine: What the uploads state.
+        model: States the sizes.
+
+    Returns:
+        (patches, values) float64, in the network's input space.
 
     Raises:
         AttackNotApplicableError: If there is no prior for the model's image size.
@@ -51,7 +58,16 @@ def close(affine: AffinePatches, model: Entrance) -> Tensor:
 
 
 def solver_on_torus(prior: NaturalPictures, basis: Tensor, model: Entrance) -> Callable[[Tensor], Tensor]:
-    """The inverse of the system on a torus of patches, by frequencies of the grid."""
+    """Invert the system on a torus of patches, by frequencies of the grid.
+
+    Args:
+        prior: Of pictures.
+        basis: (unknowns, values), open directions of a patch.
+        model: States the sizes.
+
+    Returns:
+        A function of residuals (patches, unknowns).
+    """
     reach, grid = prior.reach(model.patch_size), model.grid
     size = grid + reach + 1
     system = basis.new_zeros(size, size, len(basis), len(basis))
@@ -81,7 +97,15 @@ def conjugate_gradients(
     steps: int = STEPS,
     precise: float = PRECISE,
 ) -> Tensor:
-    """Solve ``system(x) = right`` from zero, until the error's norm fell to a share ``precise`` of the first."""
+    """Solve ``system(x) = right`` from zero.
+
+    Args:
+        system: A symmetric positive definite map.
+        right: Of any shape.
+        precondition: An approximate inverse of the map.
+        steps: At most.
+        precise: Share of the first error, in its norm, at which it ends.
+    """
     solution, residual = torch.zeros_like(right), right
     direction = preconditioned = precondition(residual)
     error = first = (residual * preconditioned).sum()
@@ -92,6 +116,6 @@ def conjugate_gradients(
         length = error / (direction * image).sum()
         solution, residual = solution + length * direction, residual - length * image
         preconditioned = precondition(residual)
-        before, error = error, (residual * preconditioned).sum()
-        direction = preconditioned + (error / before) * direction
+        previous, error = error, (residual * preconditioned).sum()
+        direction = preconditioned + (error / previous) * direction
     return solution

@@ -59,7 +59,7 @@ import torch
 from torch import Tensor
 
 from fedmjp.attacks.base import on_device
-from fedmjp.attacks.linear_systems import NEGLIGIBLE, Gaussian, least_squares, posterior_mean
+from fedmjp.attacks.linear_systems import NEGLIGIBLE, GaussianPrior, least_squares, posterior_mean
 from fedmjp.attacks.mask import mask_refusal, read_mask
 from fedmjp.attacks.natural_patches import natural_inputs
 from fedmjp.errors import AttackFailedError
@@ -123,13 +123,13 @@ class _Span:
 
     @property
     def loud(self) -> "_Span":
-        """Without the singular values that noise alone may reach."""
+        """Leave out the singular values that noise alone may reach."""
         count = int((self.singular.square() > LOUD * self.reach).sum()) if math.isfinite(self.noise) else None
         return replace(self, left=self.left[:, :count], singular=self.singular[:count], basis=self.basis[:count])
 
     @property
     def leak(self) -> Tensor:
-        """(rank,) fact 7."""
+        """Return fact 7, (rank,)."""
         return self.noise * max(1, self.basis.shape[1] - len(self.basis)) / self.singular.square()
 
 
@@ -138,6 +138,11 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
 
     The model gives sizes and device alone; its weights may have moved since. ``refusal`` must be None. Under noise and
     the like fact 4 is read with a prior of patches.
+
+    Args:
+        upload: With the tensors that ``required_tensors`` names.
+        model: States sizes and device.
+        threat: States the defences.
 
     Raises:
         AttackFailedError: If every patch is masked, or it is in doubt which are.
@@ -167,9 +172,9 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
         """Facts 4 and 5 in place: the patches without their part along the rows of ``open_``."""
         square = level.square().sum()
         along = level / square if square else level
-        rest = patch_gradient - (patch_gradient @ open_.mT) @ open_ - torch.outer(unknown, along)
+        remainder = patch_gradient - (patch_gradient @ open_.mT) @ open_ - torch.outer(unknown, along)
         patches = along.repeat(len(mask), 1)
-        patches[~mask] = solver @ rest if prior is None else _posterior(visible, rest, open_, prior)
+        patches[~mask] = solver @ remainder if prior is None else _posterior(visible, remainder, open_, prior)
         return patches
 
     variance = (visible.square().mean() * outside.shape[1]).reciprocal().repeat(len(mask))
@@ -197,12 +202,12 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
 
 
 def _without_mean(tokens: Tensor) -> bool:
-    """Whether gradients at tokens (patches, dimensions) have nothing along the vector of ones (fact 10)."""
+    """Say whether gradients at tokens (patches, dimensions) have nothing along the vector of ones (fact 10)."""
     return bool(tokens.sum(dim=1).norm() <= NEGLIGIBLE * tokens.shape[1] ** 0.5 * tokens.norm())
 
 
 def _covariance(mask: Tensor, solver: Tensor, leaked: Tensor, noise: float) -> Tensor:
-    """Fact 8, (patches, patches): of the solution, and of what the span lets pass.
+    """Return fact 8, (patches, patches): of the solution, and of what the span lets pass.
 
     Row k of B errs by noise over S_k, and takes that times the gradient along it into the equation. Of masked
     patches nobody sees d_t; it is taken to be as others'.
@@ -213,23 +218,23 @@ def _covariance(mask: Tensor, solver: Tensor, leaked: Tensor, noise: float) -> T
     return everywhere * noise if math.isfinite(noise) else torch.full_like(everywhere, math.inf)
 
 
-def _posterior(visible: Tensor, right: Tensor, open_: Tensor, prior: Gaussian) -> Tensor:
-    """Fact 4 under noise: the mean of the visible patches without their part along ``open_``, drawn from ``prior``."""
+def _posterior(visible: Tensor, right: Tensor, open_: Tensor, prior: GaussianPrior) -> Tensor:
+    """Solve fact 4 under noise: the posterior mean of visible patches without their part along ``open_``."""
     outside = torch.eye(len(prior.mean), dtype=visible.dtype, device=visible.device) - open_.mT @ open_
-    projected = Gaussian(outside @ prior.mean, outside @ prior.covariance @ outside)
+    projected = GaussianPrior(outside @ prior.mean, outside @ prior.covariance @ outside)
     rounding = torch.finfo(torch.float32).eps / 2
     return posterior_mean(visible[None], right[None], projected, rounding).values[0] @ outside
 
 
 def _span(hidden: Tensor, rank: int, rounding: float, quiet: float) -> _Span:
-    """Facts 3 and 6 of ``hidden`` = Q^T G.
+    """Find facts 3 and 6 of ``hidden`` = Q^T G.
 
     Where pixels repeat themselves, rounding does so, too. It then hides in the span instead of showing beyond it, and
     what ``rounding`` an entry has is all that is known. Then less than ``quiet`` is the variance of what is beyond.
     """
     # The singular vectors of a wide matrix by way of its QR: a third of the time.
     orthogonal, triangular = torch.linalg.qr(hidden.mT)
-    values, singular, left = torch.linalg.svd(triangular, full_matrices=False)
+    values, singular, left_vectors = torch.linalg.svd(triangular, full_matrices=False)
     rank = min(rank, len(singular))
     freedom = (hidden.shape[0] - rank) * (hidden.shape[1] - rank)
     # Where nothing is left over, as with as many patches as dimensions, nobody can tell what the noise is.
@@ -247,20 +252,20 @@ def _span(hidden: Tensor, rank: int, rounding: float, quiet: float) -> _Span:
     noise = repeated if repeats else beyond
     noise = max(noise, torch.finfo(hidden.dtype).tiny)
     reach = noise * (rows * columns if repeats else (rows**0.5 + columns**0.5) ** 2)
-    return _Span(left[:rank].mT, singular[:rank], basis, noise, reach, unexplained, repeats)
+    return _Span(left_vectors[:rank].mT, singular[:rank], basis, noise, reach, unexplained, repeats)
 
 
 def _level(unknown: Tensor, span: _Span, noise: float) -> tuple[Tensor, Tensor]:
-    """Fact 5 of ``unknown`` = Q^T d_unk, which has noise of that variance.
+    """Find fact 5 of ``unknown`` = Q^T d_unk, which has noise of that variance.
 
     It gives l (values,), and orthonormal rows (unknowns, rank) that turn B away from it.
     If there is no level, or noise blurs it, l is zero, and nothing is turned.
     """
     if math.isinf(noise):
         return span.basis.new_zeros(span.basis.shape[1]), torch.eye(len(span.basis)).to(span.basis)
-    seen = span.left.mT @ unknown
-    along = seen / span.singular
-    missed = unknown - span.left @ seen
+    inside = span.left.mT @ unknown
+    along = inside / span.singular
+    missed = unknown - span.left @ inside
     square = along.square().sum()
     unclear = missed.square().sum() > MISSED * len(unknown) * noise
     if unclear or not square or float(along.square() @ span.leak) > LEAKING * square:
@@ -270,13 +275,22 @@ def _level(unknown: Tensor, span: _Span, noise: float) -> tuple[Tensor, Tensor]:
 
 
 def required_tensors(model: Entrance) -> list[str]:
-    """Names of the tensors that ``linear_facts`` reads."""
+    """Name the tensors that ``linear_facts`` reads.
+
+    Args:
+        model: Defended or not.
+    """
     unknown = [names.UNKNOWN_EMBEDDING] if model.defended else []
     return [names.PATCH_WEIGHT, names.POSITION_EMBEDDING, *unknown]
 
 
 def refusal(model: Entrance, threat: ThreatModel) -> str | None:
-    """Say why no facts can be read from such uploads of one picture with this model; None if they can."""
+    """Say why no facts can be read from such uploads of one picture with this model; None if they can.
+
+    Args:
+        model: States the sizes.
+        threat: States the defences.
+    """
     if not model.has_positions:
         return "the model has no position embedding, so that no upload shows the gradients at the tokens"
     patches = model.grid**2

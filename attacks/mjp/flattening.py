@@ -20,14 +20,23 @@ REMEMBERED = 10  # steps that L-BFGS makes its picture of the curvature from
 
 
 def flatten(affine: AffinePatches, start: Tensor, model: Entrance) -> Tensor:
-    """The picture of least total variation: (patches, values) float64, in the network's input space, as ``start``."""
+    """Return the picture of least total variation among those that the uploads leave open.
+
+    Args:
+        affine: What the uploads state.
+        start: (patches, values) float64, in the network's input space.
+        model: States sizes and normalisation.
+
+    Returns:
+        (patches, values) float64, in the network's input space.
+    """
     if not len(affine.basis):
         return affine.known
-    basis, known = affine.basis.float(), affine.known.float()
+    basis, stated = affine.basis.float(), affine.known.float()
     along = ((start - affine.known) @ affine.basis.mT).float().requires_grad_()
 
     def unevenness(rounded: float) -> Tensor:
-        image = from_patches((known + along @ basis)[None], model.image_size, model.patch_size)[0]
+        image = from_patches((stated + along @ basis)[None], model.image_size, model.patch_size)[0]
         pixels = image * model.std + model.mean
         lengths = [
             (pixels.diff(dim=dim).square().sum(dim=0) + rounded**2).sqrt().sum()

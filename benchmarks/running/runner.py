@@ -343,7 +343,8 @@ class Foreman:
     def _missing(self, job: Job) -> Job:
         """Leave out trials that another run on the same database, or a worker that died, has finished since."""
         missing = self._recorder.missing(job.trials)
-        self.progress.trials(len(job.trials) - len(missing))
+        if len(missing) < len(job.trials):
+            self.progress.trials(len(job.trials) - len(missing))
         return replace(job, trials=missing)
 
     def _fill(self, team: "RayTeam", waiting: deque[Job], retention: Retention) -> None:
