@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmjp import provenance
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.adversary import Adversary
-from fedmjp.attacks.natural_patches import measured_on
+from fedmjp.attacks.held_out import measured_on
 from fedmjp.benchmarks.folder.pictures import files_of, png_of
 from fedmjp.benchmarks.folder.store import Trial
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Plan, PlannedTrial
