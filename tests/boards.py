@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 
 from fedmjp.benchmarks.folder.ledger import Ledger
-from fedmjp.benchmarks.folder.store import COLOUR
 from fedmjp.benchmarks.leaderboard.board import board_of
 from fedmjp.benchmarks.leaderboard.entries import Board, Entry
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
 from fedmjp.benchmarks.plan.cells import Cell, PlannedCell
+from fedmjp.metrics import COLOUR
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Setting
 

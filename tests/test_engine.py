@@ -13,7 +13,7 @@ from PIL import Image
 from fedmjp.attacks.patch_embedding import PatchEmbeddingAttack
 from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.benchmarks.folder.output import OutputFolder
-from fedmjp.benchmarks.folder.store import COLOUR, Store, Trial
+from fedmjp.benchmarks.folder.store import Store, Trial
 from fedmjp.benchmarks.plan.experiment import Plan
 from fedmjp.benchmarks.running.engine import Engine, jobs
 from fedmjp.benchmarks.running.progress import RunProgress
@@ -24,6 +24,7 @@ from fedmjp.benchmarks.uploads.source import Batch, RecordedUploads
 from fedmjp.data.selection import select_for
 from fedmjp.errors import OUT_OF_MEMORY, FederationError
 from fedmjp.exchange import Exchange
+from fedmjp.metrics import COLOUR
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload, weights_digest
 from fedmjp.scenario import Scenario

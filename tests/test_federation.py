@@ -17,7 +17,7 @@ import torch
 
 from fedmjp.attacks.adversary import Adversary
 from fedmjp.benchmarks.federation.simulation import RunFolder
-from fedmjp.benchmarks.running.evaluator import score
+from fedmjp.metrics.scoring import score_pictures
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
@@ -153,7 +153,7 @@ def test_direct_and_federated_give_the_same_scores(federated: FederatedRun, dire
     for key, (batch, upload) in ours.items():
         for setting in (Setting.B, Setting.C):
             found = [
-                score(
+                score_pictures(
                     adversary.reconstruct("patch_embedding", [each], {}, on_progress=lambda *_: None)[0],
                     batch,
                     setting,

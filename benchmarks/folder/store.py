@@ -56,7 +56,6 @@ START_OVER = "to start over, run the command that made it again with --fresh"
 DAMAGED = f"the file is damaged: put a copy in its place; {START_OVER}"
 # A second process waits for the first instead of making the tables too.
 LOCK_SCHEMA = {"sqlite": "BEGIN IMMEDIATE", "postgresql": "SELECT pg_advisory_xact_lock(7120230618)"}
-COLOUR = "colour"  # among the scores: PSNR of the clean picture's mean colour, whatever was attacked
 # What the driver ignores when a connection is lost it would print beside our error.
 logging.getLogger(DRIVER).addHandler(logging.NullHandler())
 INSERT: dict[str, type[sqlite.Insert | postgresql.Insert]] = {"sqlite": sqlite.Insert, "postgresql": postgresql.Insert}

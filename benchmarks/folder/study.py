@@ -21,9 +21,10 @@ from pyarrow import parquet
 
 from fedmjp.benchmarks.folder.ledger import CELLS, COLUMNS, Ledger
 from fedmjp.benchmarks.folder.output import OutputFolder, write_json
-from fedmjp.benchmarks.folder.store import COLOUR, TRIAL_COLUMNS, RecordedTrials, frame_of
+from fedmjp.benchmarks.folder.store import TRIAL_COLUMNS, RecordedTrials, frame_of
 from fedmjp.errors import OutputError
 from fedmjp.files import read_file, replacing, require_regular
+from fedmjp.metrics import COLOUR
 
 TRIALS = "trials.parquet"
 PLAN, ENVIRONMENTS = b"fedmjp.plan", b"fedmjp.environments"

@@ -11,13 +11,13 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from fedmjp.benchmarks.folder.ledger import Ledger
-from fedmjp.benchmarks.folder.store import COLOUR, START_OVER
+from fedmjp.benchmarks.folder.store import START_OVER
 from fedmjp.benchmarks.leaderboard.entries import FLAT, Cost, Entry, Provenance, Utility, entry_id
 from fedmjp.benchmarks.leaderboard.figures import Figures, judged
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
 from fedmjp.benchmarks.plan.cells import Cell, PlannedCell
 from fedmjp.errors import RecordError
-from fedmjp.metrics import metric
+from fedmjp.metrics import COLOUR, metric
 
 COMMONEST = 10  # error messages per cell
 TAKEN = (

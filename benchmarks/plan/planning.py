@@ -9,7 +9,7 @@ from typing import Any
 
 from fedmjp import provenance
 from fedmjp.attacks import ATTACKS
-from fedmjp.attacks.natural_patches import measured_on
+from fedmjp.attacks.held_out import measured_on
 from fedmjp.benchmarks.plan.cells import Cell, PlannedCell
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Part, Plan, PlannedTrial
 from fedmjp.config import ModelConfig

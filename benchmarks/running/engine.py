@@ -12,18 +12,18 @@ from torch import Tensor
 from fedmjp import provenance
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.adversary import Adversary
-from fedmjp.attacks.natural_patches import measured_on
+from fedmjp.attacks.held_out import measured_on
 from fedmjp.benchmarks.folder.pictures import PictureKeeper, files_of
-from fedmjp.benchmarks.folder.store import COLOUR, Store, Trial
+from fedmjp.benchmarks.folder.store import Store, Trial
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Plan, PlannedTrial
-from fedmjp.benchmarks.running import evaluator
-from fedmjp.benchmarks.running.gallery import Gallery
 from fedmjp.benchmarks.running.progress import RunProgress
 from fedmjp.benchmarks.uploads.direct import one_upload
 from fedmjp.benchmarks.uploads.source import Batch, UploadSource, described
 from fedmjp.config import ModelConfig
 from fedmjp.errors import RecordError
 from fedmjp.exchange import Exchange
+from fedmjp.metrics.gallery import Gallery
+from fedmjp.metrics.scoring import expand_disclosure, match, score_disclosure
 from fedmjp.private import PrivateBatch
 from fedmjp.processes import return_free_memory
 from fedmjp.records import Disclosure, Features, Reconstruction
@@ -158,7 +158,7 @@ class Engine:
         if isinstance(made, str):
             return [self._failed(trial, made) for trial in trials]
         private = self._wanted(recorded)
-        disclosed = _of_each(made.disclosed, len(private.pictures))
+        disclosed = expand_disclosure(made.disclosed, len(private.pictures))
         rows: list[Trial] = []
         for setting in sorted({trial.cell.setting for trial in trials}):
             in_setting = [trial for trial in trials if trial.cell.setting is setting]
@@ -180,12 +180,15 @@ class Engine:
     def _scores(
         self, disclosed: Disclosure, private: PrivateBatch, weights: str, setting: Setting
     ) -> dict[str, Tensor | None]:
-        if isinstance(disclosed, Features):
-            gallery = None if disclosed.features is None else self._gallery(weights)
-            return evaluator.score_features(disclosed, private, setting, gallery)
-        metrics, protocol = self.experiment.metrics, self.experiment.protocol
-        scores = evaluator.score(disclosed, private, setting, metrics=metrics, protocol=protocol)
-        return scores | {COLOUR: evaluator.score_of_colour(private)}
+        features = isinstance(disclosed, Features) and disclosed.features is not None
+        return score_disclosure(
+            disclosed,
+            private,
+            setting,
+            metrics=self.experiment.metrics,
+            protocol=self.experiment.protocol,
+            gallery=self._gallery(weights) if features else None,
+        )
 
     def _gallery(self, weights: str) -> Gallery:
         """All pictures of the experiment before the network of these weights: only the last one is kept."""
@@ -222,7 +225,7 @@ class Engine:
         if self.pictures is None:
             return
         try:
-            order = evaluator.match(reconstruction.images, private.version(private.gradient_of))
+            order = match(reconstruction.images, private.version(private.gradient_of))
         except RecordError:
             return  # told by the rows
         for trial in {trial.picture.name: trial for trial in trials}.values():
@@ -248,17 +251,6 @@ class Engine:
             environment=_environment(),
             **outcome,
         )
-
-
-def _of_each(disclosed: Disclosure, pictures: int) -> Disclosure:
-    """What was made of one picture, for each that it is held against: who is behind it, a server does not know."""
-    if isinstance(disclosed, Reconstruction):
-        several = len(disclosed.images) > 1
-        return disclosed if several else replace(disclosed, images=disclosed.images.expand(pictures, -1, -1, -1))
-    if len(disclosed.labels) > 1:
-        return disclosed
-    features = None if disclosed.features is None else disclosed.features.expand(pictures, -1)
-    return replace(disclosed, labels=disclosed.labels.expand(pictures), features=features)
 
 
 _environment = lru_cache(maxsize=1)(provenance.environment)

@@ -14,13 +14,13 @@ from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.adversary import Adversary
 from fedmjp.benchmarks.folder.pictures import save_png
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
-from fedmjp.benchmarks.running import evaluator
-from fedmjp.benchmarks.running.gallery import Gallery
 from fedmjp.benchmarks.uploads.direct import DirectUploads, initial_model
 from fedmjp.benchmarks.uploads.source import Batch, described
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.exchange import Exchange
+from fedmjp.metrics.gallery import Gallery
+from fedmjp.metrics.scoring import score_pictures
 from fedmjp.processes import raise_on_alarm
 from fedmjp.records import Disclosure, Reconstruction, Upload
 
@@ -60,7 +60,7 @@ class Scoring:
             path = Path(folder) / "picture.png"
             for _ in range(2):  # the first call loads libraries
                 began = time.perf_counter()
-                evaluator.score(made, private, setting, metrics=experiment.metrics, protocol=experiment.protocol)
+                score_pictures(made, private, setting, metrics=experiment.metrics, protocol=experiment.protocol)
                 save_png(made.images[0], path)
                 seconds = time.perf_counter() - began
             # A natural picture: what an attack left grey or noisy is not typical.

@@ -213,7 +213,7 @@ def _attacks(options: Mapping[str, Any]) -> "tuple[AttackConfig, ...]":
 
 
 def _direct(options: Mapping[str, Any], named: set[str], console: "Console") -> "Asked":
-    from fedmjp.attacks.natural_patches import measured_on
+    from fedmjp.attacks.held_out import measured_on
     from fedmjp.benchmarks.plan.experiment import experiments_of
     from fedmjp.benchmarks.uploads.direct import DirectUploads, Memory
     from fedmjp.data.selection import open_source, select

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WHOLE = "0 or 1"
+COLOUR = "colour"  # among the scores: PSNR of the clean picture's mean colour, whatever was attacked
 
 
 @dataclass(frozen=True)

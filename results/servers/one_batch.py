@@ -18,12 +18,12 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import SubplotSpec
 from torch import Tensor
 
-from fedmjp.benchmarks.running.evaluator import match
 from fedmjp.data.bundled import CROPS, Crop
 from fedmjp.data.pictures import LabelledPicture, to_image
 from fedmjp.drawings import save_photographs
 from fedmjp.facade import attack
 from fedmjp.metrics.pictures import psnr
+from fedmjp.metrics.scoring import match
 from fedmjp.models.build import build_vit, with_weights
 from fedmjp.records import Features, Reconstruction
 from fedmjp.running import run_function

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedmjp.benchmarks.running.evaluator import match, score, score_of_colour
 from fedmjp.data.selection import Selection
 from fedmjp.errors import RecordError
+from fedmjp.metrics.scoring import match, score_of_colour, score_pictures
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Reconstruction
 from fedmjp.settings import Picture, Setting
@@ -26,8 +26,8 @@ def private(pictures: Selection) -> PrivateBatch:
 def test_the_order_of_a_reconstruction_does_not_matter(private: PrivateBatch) -> None:
     noise = 0.01 * torch.rand(private.shuffled.shape, generator=torch.Generator().manual_seed(0))
     images = (private.shuffled + noise).clamp(0, 1)
-    expected = score(Reconstruction(images), private, Setting.B, metrics=METRICS, protocol="float")
-    turned = score(Reconstruction(images[[2, 0, 3, 1]]), private, Setting.B, metrics=METRICS, protocol="float")
+    expected = score_pictures(Reconstruction(images), private, Setting.B, metrics=METRICS, protocol="float")
+    turned = score_pictures(Reconstruction(images[[2, 0, 3, 1]]), private, Setting.B, metrics=METRICS, protocol="float")
     for name in METRICS:
         assert torch.equal(expected[name], turned[name])
     assert (expected["psnr"] > 35).all()
@@ -48,7 +48,7 @@ def test_matching_is_one_to_one_with_the_least_squared_error_of_all_orders(priva
 def test_scoring_changes_neither_the_private_pictures_nor_the_reconstruction(private: PrivateBatch) -> None:
     made = Reconstruction(private.clean[[1, 0, 2, 3]])
     before = copy.deepcopy((private, made.images))
-    score(made, private, Setting.C, metrics=METRICS, protocol="8bit")
+    score_pictures(made, private, Setting.C, metrics=METRICS, protocol="8bit")
     assert torch.equal(before[0].clean, private.clean)
     assert torch.equal(before[0].shuffled, private.shuffled)
     assert torch.equal(before[1], made.images)
@@ -63,4 +63,4 @@ def test_the_mean_colour_scores_what_the_variance_within_channels_says(private: 
 
 def test_another_number_of_pictures_is_refused(private: PrivateBatch) -> None:
     with pytest.raises(RecordError, match=r"shape \(2, 3, 64, 64\) for pictures of \(4, 3, 64, 64\)"):
-        score(Reconstruction(private.clean[:2]), private, Setting.B, metrics=METRICS, protocol="float")
+        score_pictures(Reconstruction(private.clean[:2]), private, Setting.B, metrics=METRICS, protocol="float")

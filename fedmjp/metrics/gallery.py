@@ -22,7 +22,7 @@ REMEMBERED = 20_000  # features, of the pictures that were seen last
 
 @dataclass(frozen=True)
 class Gallery:
-    """What the network that was sent makes of all pictures of an experiment; the pictures themselves are not kept.
+    """The features of all pictures of an experiment, as the network that was sent computes them, without the pictures.
 
     Attributes:
         model: The network, which is not changed.
@@ -42,35 +42,56 @@ class Gallery:
     def of(
         cls, model: VitClassifier, weights: str, batches: Iterable[PrivateBatch], versions: Collection[Picture]
     ) -> "Gallery":
-        """The gallery of these pictures in these versions; of a picture that occurs twice, the first is taken."""
-        seen: dict[str, dict[str, Tensor]] = {}
+        """Compute the gallery of pictures; of one that occurs twice, the first occurrence counts.
+
+        Args:
+            model: The network that was sent.
+            weights: Digest of its weights.
+            batches: All private pictures.
+            versions: Which versions of them are looked up in.
+        """
+        features: dict[str, dict[str, Tensor]] = {}
         for batch in batches:
             for place, name in enumerate(batch.pictures):
-                if name not in seen:
-                    one = batch.part(place, place + 1)
-                    masks = {Picture.CLEAN: None, Picture.SHUFFLED: one.mask}
-                    shown = {str(which): _seen(model, weights, one.version(which), masks[which]) for which in versions}
-                    seen[name] = shown | {"crop": _seen(model, weights, another_crop(one))}
-        of_version = {version: torch.cat([one[str(version)] for one in seen.values()]) for version in versions}
-        return cls(model, weights, tuple(seen), of_version, torch.cat([one["crop"] for one in seen.values()]))
+                if name not in features:
+                    picture = batch.part(place, place + 1)
+                    masks = {Picture.CLEAN: None, Picture.SHUFFLED: picture.mask}
+                    features[name] = {
+                        str(version): _feature(model, weights, picture.version(version), masks[version])
+                        for version in versions
+                    } | {"crop": _feature(model, weights, another_crop(picture))}
+        pictures = features.values()
+        of_version = {version: torch.cat([entry[str(version)] for entry in pictures]) for version in versions}
+        return cls(model, weights, tuple(features), of_version, torch.cat([entry["crop"] for entry in pictures]))
 
     def places(self, private: PrivateBatch) -> Tensor:
-        """(batch,) int64, where the pictures of a batch are; RecordError if one is not among them."""
-        known = {name: place for place, name in enumerate(self.names)}
-        missing = [name for name in private.pictures if name not in known]
+        """Return the places of a batch's pictures in the gallery, (batch,) int64.
+
+        Args:
+            private: The batch.
+
+        Raises:
+            RecordError: If the gallery lacks one of them.
+        """
+        places = {name: place for place, name in enumerate(self.names)}
+        missing = [name for name in private.pictures if name not in places]
         if missing:
             raise RecordError(f"the gallery lacks {', '.join(missing)}")
-        return torch.tensor([known[name] for name in private.pictures])
+        return torch.tensor([places[name] for name in private.pictures])
 
     def behind(self, private: PrivateBatch) -> Tensor:
-        """(batch, dim) float64, features of what went into the network."""
-        shown = private.version(private.gradient_of)
-        parts = zip(shown[:, None], private.mask[:, None], strict=True)
-        return torch.cat([_seen(self.model, self.weights, image, mask) for image, mask in parts])
+        """Compute the features of what went into the network, (batch, dim) float64.
+
+        Args:
+            private: The batch behind an upload.
+        """
+        images = private.version(private.gradient_of)
+        parts = zip(images[:, None], private.mask[:, None], strict=True)
+        return torch.cat([_feature(self.model, self.weights, image, mask) for image, mask in parts])
 
 
-def _seen(model: VitClassifier, weights: str, image: Tensor, mask: Tensor | None = None) -> Tensor:
-    """(1, dim) float64 of one picture: alone, so that no feature depends on others."""
+def _feature(model: VitClassifier, weights: str, image: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Compute the feature of one picture, (1, dim) float64: alone, so that it depends on no other picture."""
     used = mask if model.defended else None
     digest = hashlib.sha256(image.contiguous().numpy().tobytes())
     digest.update(b"" if used is None else used.contiguous().numpy().tobytes())
@@ -85,12 +106,19 @@ def _seen(model: VitClassifier, weights: str, image: Tensor, mask: Tensor | None
     return _features[key]
 
 
-# Galleries of one model share what it saw, whatever clients do to their updates.
+# Galleries of one model share its features, whatever clients do to their updates.
 _features: OrderedDict[tuple[str, str, str], Tensor] = OrderedDict()
 
 
 def another_crop(private: PrivateBatch) -> Tensor:
-    """(1, 3, size, size): ``CROP`` of one picture's side at a place drawn for its name, enlarged to its size."""
+    """Crop ``CROP`` of one picture's side at a place drawn for its name, and enlarge it to the picture's size.
+
+    Args:
+        private: A batch of one picture.
+
+    Returns:
+        (1, 3, size, size).
+    """
     (name,), size = private.pictures, private.clean.shape[-1]
     side = round(CROP * size)
     generator = torch_generator(0, "another crop", name)

@@ -1,19 +1,71 @@
-"""The only place where private pictures and what an attack discloses of them meet."""
+"""Scores of a disclosure: the only module where private pictures and what an attack discloses of them meet."""
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from fedmjp.benchmarks.running.gallery import Gallery
 from fedmjp.errors import RecordError
-from fedmjp.metrics import DISCLOSED, metric
+from fedmjp.metrics import COLOUR, DISCLOSED, metric
+from fedmjp.metrics.gallery import Gallery
 from fedmjp.metrics.pictures import psnr
 from fedmjp.metrics.protocol import Protocol, represent
 from fedmjp.private import PrivateBatch
-from fedmjp.records import Features, Reconstruction
+from fedmjp.records import Disclosure, Features, Reconstruction
 from fedmjp.settings import Setting
 
 
-def score(
+def score_disclosure(
+    disclosed: Disclosure,
+    private: PrivateBatch,
+    setting: Setting,
+    *,
+    metrics: tuple[str, ...],
+    protocol: Protocol,
+    gallery: Gallery | None = None,
+) -> dict[str, Tensor | None]:
+    """Score what an attack disclosed by the metrics of its kind, as one row of results holds them.
+
+    Args:
+        disclosed: A reconstruction, or labels and features; one of a single picture counts for each private picture.
+        private: The pictures behind the upload.
+        setting: Which version of the pictures the upload is of, and which one is the reference.
+        metrics: Names of the metrics of a reconstruction; labels and features are scored by all of theirs.
+        protocol: How pictures are represented.
+        gallery: All pictures of the experiment as the network sees them; needed for features alone.
+
+    Returns:
+        Metric name to (batch,) values in the order of the private pictures, None where the machine lacks what a metric
+        needs. A reconstruction also has ``COLOUR``.
+
+    Raises:
+        RecordError: If the disclosure does not fit the pictures, or a metric gives NaN or infinity.
+    """
+    disclosed = expand_disclosure(disclosed, len(private.pictures))
+    if isinstance(disclosed, Features):
+        return score_features(disclosed, private, setting, gallery)
+    scores = score_pictures(disclosed, private, setting, metrics=metrics, protocol=protocol)
+    return scores | {COLOUR: score_of_colour(private)}
+
+
+def expand_disclosure(disclosed: Disclosure, pictures: int) -> Disclosure:
+    """Repeat the disclosure of one picture for each private picture, since a server does not know who is behind it.
+
+    Args:
+        disclosed: Of one picture, or of as many as there are.
+        pictures: Number of private pictures.
+    """
+    if isinstance(disclosed, Reconstruction):
+        if len(disclosed.images) > 1:
+            return disclosed
+        return replace(disclosed, images=disclosed.images.expand(pictures, -1, -1, -1))
+    if len(disclosed.labels) > 1:
+        return disclosed
+    features = None if disclosed.features is None else disclosed.features.expand(pictures, -1)
+    return replace(disclosed, labels=disclosed.labels.expand(pictures), features=features)
+
+
+def score_pictures(
     reconstruction: Reconstruction,
     private: PrivateBatch,
     setting: Setting,
@@ -26,13 +78,20 @@ def score(
     The pictures of a batch are reconstructed in no particular order; each private picture is given one of them, so
     that the sum of squared errors is least.
 
+    Args:
+        reconstruction: As many pictures as there are private ones.
+        private: The pictures behind the upload.
+        setting: Which version of the pictures the upload is of, and which one is the reference.
+        metrics: Names of the metrics.
+        protocol: How pictures are represented.
+
     Returns:
-        Metric name to (batch,) values in the order of the private pictures; None where the machine
-        lacks what the metric needs.
+        Metric name to (batch,) values in the order of the private pictures; None where the machine lacks what the
+        metric needs.
 
     Raises:
-        RecordError: If the upload was not computed from the version that the setting asks for, the
-            number of pictures is another, or a metric gives NaN or infinity.
+        RecordError: If the upload was not computed from the version that the setting asks for, the number of pictures
+            is another, or a metric gives NaN or infinity.
     """
     _require_version(private, setting)
     reference = private.version(setting.compared_with)
@@ -51,20 +110,21 @@ def score_features(
     """Score labels, and features if there are any, in one setting, which says which gallery pictures are looked up in.
 
     Each private picture is given one of the features, so that the sum of squared distances from those of what went
-    into the network is least. Labels are held against labels as multisets.
+    into the network is least. Labels are compared with labels as multisets.
 
     Args:
         disclosed: By an attack.
         private: The pictures behind the upload.
         setting: What went into the network, and whether the gallery holds pictures or shuffled ones.
-        gallery: All pictures of the experiment before the network that was sent; not needed for labels alone.
+        gallery: All pictures of the experiment as the network that was sent sees them; not needed for labels alone.
 
     Returns:
         Metric name to (batch,) values in the order of the private pictures; None for membership where every picture is
         behind the upload.
 
     Raises:
-        RecordError: As of ``score``; if features are to be scored without a gallery, or a picture is not in it.
+        RecordError: As of ``score_pictures``; if features are to be scored without a gallery, or a picture is not in
+            it.
     """
     _require_version(private, setting)
     if len(disclosed.labels) != len(private.labels):
@@ -87,20 +147,11 @@ def score_features(
     return _finite({name: values[name] for name in DISCLOSED})
 
 
-def _require_version(private: PrivateBatch, setting: Setting) -> None:
-    if private.gradient_of is not setting.gradient_of:
-        raise RecordError(f"setting {setting} attacks the gradient of the {setting.gradient_of} picture")
-
-
-def _finite(values: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-    for name, scored in values.items():
-        if scored is not None and not torch.isfinite(scored).all():
-            raise RecordError(f"metric {name} gave {scored.tolist()}")
-    return values
-
-
 def score_of_colour(private: PrivateBatch) -> Tensor:
-    """What the best picture of one colour scores, the mean colour of each clean picture.
+    """Score the best picture of one colour, the mean colour of each clean picture.
+
+    Args:
+        private: With clean pictures (batch, 3, size, size).
 
     Returns:
         (batch,) PSNR in dB, high for flat pictures.
@@ -109,7 +160,7 @@ def score_of_colour(private: PrivateBatch) -> Tensor:
 
 
 def match(images: Tensor, reference: Tensor) -> Tensor:
-    """Which of the images, or features, is taken for each reference: one to one, least squared error in sum.
+    """Assign an image, or feature, to each reference: one to one, with the least sum of squared errors.
 
     Args:
         images: (batch, ...).
@@ -120,6 +171,11 @@ def match(images: Tensor, reference: Tensor) -> Tensor:
 
     Raises:
         RecordError: If the shapes differ.
+
+    Example:
+        >>> import torch
+        >>> match(torch.tensor([[0.9], [0.1]]), torch.tensor([[0.0], [1.0]]))
+        tensor([1, 0])
     """
     if images.shape != reference.shape:
         raise RecordError(f"reconstruction of shape {tuple(images.shape)} for pictures of {tuple(reference.shape)}")
@@ -134,3 +190,15 @@ def match(images: Tensor, reference: Tensor) -> Tensor:
     ).square()
     _, order = linear_sum_assignment(distances.numpy())
     return torch.from_numpy(order)
+
+
+def _require_version(private: PrivateBatch, setting: Setting) -> None:
+    if private.gradient_of is not setting.gradient_of:
+        raise RecordError(f"setting {setting} attacks the gradient of the {setting.gradient_of} picture")
+
+
+def _finite(values: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+    for name, scores in values.items():
+        if scores is not None and not torch.isfinite(scores).all():
+            raise RecordError(f"metric {name} gave {scores.tolist()}")
+    return values
