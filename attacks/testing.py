@@ -63,8 +63,8 @@ class AttackTrial:
 
     Attributes:
         model: Name of an undefended model that it applies to.
-        threat: What it is granted, how often clients upload, and what they do to updates. Of a server that changes
-            weights, all clients must be sent the same.
+        threat: The attacker's knowledge, number of uploads, defences. A server that changes weights must send
+            the same to all clients.
         gain: PSNR in dB by which it must beat the grey picture on that model; None for an attack without this claim.
             An attack that reveals something else, and makes the claim, has to tell ``LABELS`` of the labels.
         tolerance: Largest difference of a pixel, or of an entry of a feature, between an upload attacked alone and in a
@@ -117,8 +117,8 @@ class AttackTrial:
         """Attack with a generator of the suite's seed.
 
         Args:
-            uploads: Of the clients.
-            model: That they were sent.
+            uploads: The clients' uploads.
+            model: The model that they were sent.
         """
         generator = torch.Generator().manual_seed(SEED)
         return self.attack.run(uploads, model, self.threat, generator=generator)

@@ -7,7 +7,6 @@ from fedmjp.errors import MissingExtraError
 # The packages of each extra of pyproject.toml, by the name under which it is imported.
 EXTRAS = {
     "datasets": ("datasets",),
-    "deploy": ("supervisor",),
     "postgresql": ("psycopg",),
     "study": ("umap",),  # and scikit-learn, which it needs itself
     "training": ("tensorboard", "datasets", "flwr_datasets"),

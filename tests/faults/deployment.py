@@ -4,7 +4,7 @@
 as many
 sites as asked for and pictures of noise, trains for so many rounds. Meanwhile processes are killed (SIGKILL) at random
 moments, one after another: SuperLink, SuperExec, reverse proxy, the server's app, a site's SuperNode, a site's app. The
-script plays the systems of server and sites: it starts a SuperNode that is gone and a run that failed again, nothing
+script plays the systems of server and sites: it starts again, by its unit, what is gone, and a run that failed, nothing
 else. A row per kill. At the end
 
 - each round stands in the history once, and every site was counted in it or is listed as refused,
@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +41,6 @@ from safetensors.torch import load_file
 
 from fedmjp.benchmarks.deployment.creating import create, state_folder
 from fedmjp.benchmarks.deployment.layout import Deployment, DeploymentConfig, as_yaml
-from fedmjp.benchmarks.deployment.starting import start, stop
 from fedmjp.benchmarks.federation.connection import free_port
 from fedmjp.benchmarks.scripts import keep_table
 from fedmjp.clients.app import query, train
@@ -50,6 +50,7 @@ from fedmjp.scenario import TrainingScenario, make_run_config
 from fedmjp.seeds import numpy_generator
 from fedmjp.server.loop import Federation
 from fedmjp.training.run_folder import TrainingFolder
+from tests.units import read_units
 
 MODEL = {"name": "deit_micro", "image_size": 64, "patch_size": 8, "classes": 4}
 # Sites with pictures of their own draw from the system what is drawn at all.
@@ -60,13 +61,9 @@ RECIPE = {
 PICTURES = 8  # of a site, in four classes
 POLL_SECONDS = 0.5
 ROUND_SECONDS = 300.0  # after which the server gives up on a reply
-# By what stands on the command line of a process.
-SERVERS = {
-    "SuperLink": "fedmjp.benchmarks.deployment.superlink",
-    "SuperExec": "flower-superexec",
-    "reverse proxy": "nginx: master",
-    "the server's app": "flwr-serverapp",
-}
+# By the last word of a unit's name.
+SERVERS = {"superlink": "SuperLink", "superexec": "SuperExec", "proxy": "reverse proxy"}
+APP = "flwr-serverapp"  # stands on the command line of the server's app
 CLIENT = "fedmjp.clients.gate.program"
 HELD = "every upload was counted once, or is listed as refused; the weights are the same to the last bit"
 Lost = set[tuple[int, int]]  # (round, client)
@@ -110,6 +107,7 @@ class _Deployed:
     deployment: Deployment
     pictures: list[Path]
     nodes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    servers: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     run: "subprocess.Popen[bytes] | None" = None
     runs: int = 0
     told: dict[str, Any] = field(default_factory=dict)
@@ -124,7 +122,7 @@ class _Deployed:
         pictures = [_write_pictures(folder / name, number) for number, name in enumerate(names)]
         values = {"model": MODEL, "recipe": RECIPE, "rounds": rounds, "round_seconds": ROUND_SECONDS, "device": "cpu"}
         (folder / "run.yaml").write_text(as_yaml(values))
-        start(deployment)
+        config.state.mkdir(mode=0o700)  # the unit's RuntimeDirectory
         return cls(folder, rounds, deployment, pictures)
 
     @property
@@ -165,14 +163,18 @@ class _Deployed:
 
     def end(self) -> None:
         """Stop everything."""
-        for process in [*self.nodes.values(), *([] if self.run is None else [self.run])]:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        stop(self.deployment)
+        for process in [*self.nodes.values(), *([] if self.run is None else [self.run]), *self.servers.values()]:
+            _kill_group(process)
+        shutil.rmtree(self.deployment.config().state)
 
     def _keep_alive(self) -> bool:
         """Start again what a site's or the server's system would; whether the run goes on."""
+        for unit in read_units(self.deployment.units):
+            title = SERVERS[unit.name.removesuffix(".service").rpartition("-")[2]]
+            if title not in self.servers or self.servers[title].poll() is not None:
+                if title in self.servers:
+                    _kill_group(self.servers[title])  # with what is left of its control group
+                self.servers[title] = self._start_process(title, unit.command)
         for number, name in enumerate(self.deployment.config().sites):
             if name not in self.nodes or self.nodes[name].poll() is not None:
                 site = str(self.deployment.site(name).root)
@@ -187,9 +189,12 @@ class _Deployed:
         return True
 
     def _start(self, log: str, *words: str) -> "subprocess.Popen[bytes]":
+        return self._start_process(log, [sys.executable, "-P", "-m", "fedmjp", "deploy", *words])
+
+    def _start_process(self, log: str, command: list[str]) -> "subprocess.Popen[bytes]":
         with (self.folder / f"{log}.log").open("ab") as file:
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", "fedmjp", "deploy", *words],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -197,11 +202,12 @@ class _Deployed:
             )
 
     def _victims(self) -> Iterator[tuple[str, psutil.Process]]:
-        supervisor = psutil.Process(int((self.deployment.logs / "supervisord.pid").read_text()))
-        for process, words in _below(supervisor):
-            for victim, sign in SERVERS.items():
-                if sign in words:
-                    yield victim, process
+        for title, server in self.servers.items():
+            if server.poll() is None:
+                yield title, psutil.Process(server.pid)
+                for process, words in _below(psutil.Process(server.pid)):
+                    if APP in words:
+                        yield "the server's app", process
         for name, node in self.nodes.items():
             if node.poll() is None:
                 yield f"SuperNode of {name}", psutil.Process(node.pid)
@@ -271,6 +277,13 @@ class _NoEngine:
 def _round_of(message: Message) -> int:
     asked: Any = message.content["config"]
     return int(asked["server-round"])
+
+
+def _kill_group(process: "subprocess.Popen[bytes]") -> None:
+    """End a process and all that it has started, as the end of a service does."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _below(process: psutil.Process) -> Iterator[tuple[psutil.Process, str]]:
