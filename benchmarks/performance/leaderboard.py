@@ -21,11 +21,12 @@ from fedmjp import provenance
 from fedmjp.benchmarks.folder.ledger import Ledger
 from fedmjp.benchmarks.folder.store import Store, Trial
 from fedmjp.benchmarks.leaderboard.board import board_of
-from fedmjp.benchmarks.leaderboard.entries import RECOGNISABLE, reported_in
+from fedmjp.benchmarks.leaderboard.entries import reported_in
 from fedmjp.benchmarks.performance.store import filler
 from fedmjp.benchmarks.plan.cells import Cell, PlannedCell
 from fedmjp.benchmarks.report.publish import FORMATS, publish
 from fedmjp.benchmarks.scripts import Json, keep_figures, timed
+from fedmjp.metrics import RECOGNISABLE
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
 from fedmjp.seeds import numpy_generator

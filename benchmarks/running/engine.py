@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.adversary import Adversary
 from fedmjp.attacks.natural_patches import measured_on
 from fedmjp.benchmarks.folder.pictures import PictureKeeper, files_of
-from fedmjp.benchmarks.folder.store import Store, Trial
+from fedmjp.benchmarks.folder.store import Trial
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Plan, PlannedTrial
 from fedmjp.benchmarks.running.progress import RunProgress
 from fedmjp.benchmarks.uploads.direct import one_upload
@@ -62,13 +62,23 @@ T = TypeVar("T")
 _Trials = Sequence[PlannedTrial]
 
 
+class TrialStore(Protocol):
+    """Keeps trials: a database of a campaign, or the table of one attack."""
+
+    def finished(self, keys: Collection[str]) -> set[str]:
+        """Find the trials that need not be run again."""
+
+    def put(self, trials: Iterable[Trial]) -> None:
+        """Keep trials, all or none; a finished one is never replaced."""
+
+
 @dataclass(frozen=True)
 class Engine:
     """Works an experiment off: uploads from ``source``, rows into ``store``, pictures, if any are kept, elsewhere."""
 
     experiment: Experiment
     pictures: PictureKeeper | None
-    store: Store
+    store: TrialStore
     progress: RunProgress
     source: UploadSource
     _galleries: dict[str, Gallery] = field(default_factory=dict)  # by the weights that were sent
