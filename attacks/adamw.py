@@ -1,11 +1,11 @@
-"""What steps of AdamW show of the gradient behind them.
+"""Gradients behind steps of AdamW.
 
-The first step of a new AdamW moves a weight, but for weight decay, by g / (|g| + epsilon) of the learning rate. Of
-entries far above epsilon it seems to leave the sign alone. But each falls short of a whole step by epsilon / (|g| +
+The first step of a new AdamW moves a weight, but for weight decay, by g / (|g| + epsilon) of the learning rate. It
+seems to leave the sign alone of entries far above epsilon. But each falls short of a whole step by epsilon / (|g| +
 epsilon), and weights in float32 tell a millionth of a usual step. So an entry is known as well as that: exactly near
 epsilon, to some percent a thousand times above it, and from some size on by its sign and a lower bound.
 
-Of several steps the same holds where one of them alone has a gradient, or each the same: how far a weight moved is then
+The same holds of several steps where one of them alone has a gradient, or each the same: how far a weight moved is then
 a function of that gradient, which grows with it. Gradients of an honest server's weights are mostly too large, and
 those of every step others. A server that sends weights of its own making can have both
 (``fedmjp.server.modifications``).

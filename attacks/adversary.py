@@ -20,8 +20,8 @@ class Adversary:
 
     Attributes:
         model: With the weights that were sent.
-        threat: What the server is granted.
-        seed: Of everything that attacks draw, together with their names.
+        threat: The knowledge that the server is granted.
+        seed: The source, together with their names, of everything that attacks draw.
     """
 
     model: VitClassifier

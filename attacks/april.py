@@ -67,7 +67,7 @@ class AprilMinNorm(ClosedForm):
         embedding, bias = _weight(model, names.PATCH_WEIGHT).flatten(1), _weight(model, names.PATCH_BIAS)
         embedded = []
         for system, tokens in zip(systems, minimum_norm(*stacked(systems)), strict=True):
-            in_place = system.seen.spread(tokens[len(system.seen.prefix) :])
+            in_place = system.tokens.spread(tokens[len(system.tokens.prefix) :])
             embedded.append(in_place - _positions(system, model) - bias)
         patches = minimum_norm(embedding.T[None], torch.cat(embedded).T[None])[0].T
         return [(values, {}) for values in patches.reshape(len(systems), -1, patches.shape[1])]
@@ -125,15 +125,15 @@ def _positions(system: System, model: VitClassifier) -> Tensor:
     positions = _weight(model, names.POSITION_EMBEDDING)[0, model.prefix_tokens :]
     if not model.defended:
         return positions
-    return torch.where(system.seen.without_position[:, None], _weight(model, names.UNKNOWN_EMBEDDING), positions)
+    return torch.where(system.tokens.without_position[:, None], _weight(model, names.UNKNOWN_EMBEDDING), positions)
 
 
 def _without_known(system: System, bias: Tensor, model: VitClassifier) -> System:
     """Reduce a system to the embedded patches: class token, positions and bias move to the right."""
     prefix = _weight(model, names.CLASS_TOKEN)[0] + _weight(model, names.POSITION_EMBEDDING)[0, : model.prefix_tokens]
     constants = _positions(system, model) + bias
-    rows = system.seen.in_place()
+    rows = system.tokens.in_place()
     if len(rows) > len(constants):  # the separate token carries the unknown embedding
         constants = torch.cat([constants, _weight(model, names.UNKNOWN_EMBEDDING)[None] + bias])
-    right = system.right - system.seen.prefix.T @ prefix - rows.T @ constants
+    right = system.right - system.tokens.prefix.T @ prefix - rows.T @ constants
     return replace(system, rows=rows, right=right)

@@ -26,7 +26,7 @@ def batch_norm_prior(file: str, sha256: str | None, device: torch.device) -> Cal
 
     Args:
         file: Weights under torchvision's names, or MoCo's checkpoint.
-        sha256: Of the file, as hex.
+        sha256: The file's digest, as hex.
         device: Where it is computed.
 
     Raises:

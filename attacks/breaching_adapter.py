@@ -7,7 +7,7 @@ Every image configuration of breaching 0.1.2 that an honest-but-curious server c
 - ``imprint`` and ``decepticon``: they need a server that changes the model, and text for the latter;
 - ``sanitycheck`` and ``_default_optimization_attack``: no attack, and the base of the others.
 
-What breaching expects, and gets on a copy of the model:
+breaching expects these, and gets them on a copy of the model:
 
 - gradients as a list in the order of the network's parameters, the classifier's last. That is the
   order of the timm backbone; MJP's unknown embedding is no part of it, so on an MJP upload these

@@ -22,8 +22,8 @@ class Case:
 
     Attributes:
         network: A copy that takes normalised pictures.
-        payload: What breaching's server sends.
-        shared: What its user sends.
+        payload: The message of breaching's server.
+        shared: The message of its user.
         setup: Device and precision.
     """
 
@@ -49,7 +49,7 @@ def case_of(
         upload: With all tensors of the network.
         model: With the weights that the server had sent.
         threat: States the recipe of local steps.
-        labels: Of the pictures; None where breaching finds them itself.
+        labels: The pictures' labels; None where breaching finds them itself.
         container: breaching's own wrapper of a network.
     """
     device = model.mean.device

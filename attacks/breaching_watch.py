@@ -1,4 +1,4 @@
-"""What stands around a run of breaching: what it says is kept, its trials are watched.
+"""A run of breaching under observation: its messages are kept, its trials are watched.
 
 Nothing here imports breaching: an attacker is handed in, and of its methods those are replaced, on
 that one object, that hide from their caller what happened.
@@ -50,7 +50,7 @@ class Watch:
 
     Args:
         attacker: Made by breaching's ``prepare_attack``; it is changed.
-        messages: What breaching says meanwhile.
+        messages: The lines that breaching prints meanwhile.
         seconds: For all trials together, from now on; None for any.
         on_progress: Called after every iteration.
     """

@@ -1,4 +1,4 @@
-"""What closed forms share: one linear system per upload, solved together where systems have the same size."""
+"""The base of closed forms: one linear system per upload, solved together where systems have the same size."""
 
 from abc import abstractmethod
 from collections import defaultdict
@@ -32,13 +32,13 @@ class System:
     """One upload's equations ``rows^T X = right``.
 
     Attributes:
-        seen: What the upload shows of the tokens.
+        tokens: The gradients at the tokens, as the upload shows them.
         rows: (unknown tokens, dim).
         right: (dim, values).
-        diagnostics: What can be said of it before it is solved.
+        diagnostics: Figures that are known before it is solved.
     """
 
-    seen: TokenGradients
+    tokens: TokenGradients
     rows: Tensor
     right: Tensor
     diagnostics: Mapping[str, float]
@@ -65,11 +65,6 @@ class ClosedForm(Attack[Model]):
         """Refuse models whose uploads do not show the gradients at the tokens."""
         del threat
         return positions_refusal(model)
-
-    def handles(self, model: Model, threat: ThreatModel) -> frozenset[Mark]:
-        """Return the same marks for every model and threat model."""
-        del model, threat
-        return self.handled
 
     @override
     def reconstruct_stack(

@@ -1,7 +1,7 @@
-"""What the entries of a degraded tensor say of those that the client computed.
+"""Bounds that the entries of a degraded tensor set to those that the client computed.
 
-Every kind of degradation is put in one form: an entry, with normal noise on it, lies between two bounds. Of what is
-noisy or rounded alone the bounds are equal; what was pruned lies below the smallest that was kept; a quantised entry
+Every kind of degradation is put in one form: an entry, with normal noise on it, lies between two bounds. The bounds are
+equal where it is noisy or rounded alone; what was pruned lies below the smallest that was kept; a quantised entry
 lies within a step of what is sent, the nearer the likelier; a sign says on which side of zero an entry lies. Where the
 bounds are apart, they are replaced by the normal observation that has the same effect on what is believed of the entry
 so far (expectation propagation).
@@ -46,7 +46,7 @@ class Entries:
     """Bounds between which the entries of one tensor, plus normal noise, lie.
 
     Attributes:
-        variance: Of the noise.
+        variance: The noise's variance.
         low: Lower bounds.
         high: Upper bounds; where they are the lower ones, the noisy entry itself is known.
         peaked: Whether the middle between the bounds is likelier than they are, linearly; else all is alike.
@@ -90,8 +90,8 @@ class Entries:
         """Replace bounds by normal observations that have the same effect on a normal belief.
 
         Args:
-            mean: Of the belief, like the entries.
-            variance: Of the belief.
+            mean: The belief's mean, like the entries.
+            variance: The belief's variance.
             last: Observations of this tensor that the belief rests on already; None if on none.
         """
         tiny = torch.finfo(mean.dtype).tiny

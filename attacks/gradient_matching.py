@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from fedmjp.attacks.gradient_search import GradientSearch, GradientSearchResult,
 from fedmjp.attacks.matching_gradients import Comparison
 from fedmjp.attacks.matching_loss import ALL, NOISE, TINY, GradientMatchingOptions, Job, Loss, patch_prior
 from fedmjp.attacks.natural_patches import prior_refusal
-from fedmjp.attacks.replay import LossOf, replayed
 from fedmjp.errors import ConfigError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
@@ -22,6 +22,9 @@ from fedmjp.records import Upload
 from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
 
+LossOf = Callable[[Tensor], Tensor]  # candidates to (candidates,), each its own
+Slopes = Callable[[Tensor], tuple[Tensor, Tensor]]
+WARM_UPS = 2  # libraries set themselves up in the first
 # Mean and standard deviation of the pixels of natural pictures, for a start from noise.
 LEVEL, SPREAD = 0.45, 0.225
 # What tells a restart from another where both start from the same picture.
@@ -141,7 +144,7 @@ def search(
 
     Args:
         start: (candidates, batch, 3, size, size) in [0, 1].
-        loss: Of candidates; it must not read values off the device.
+        loss: A function of candidates; it must not read values off the device.
         iterations: Evaluations of the loss.
         seconds: None for any.
         step_size: The first, in units of the pixels' range.
@@ -176,3 +179,47 @@ def search(
 def _each(choice: Tensor, images: Tensor) -> Tensor:
     """Reshape (candidates,) to choose between whole candidates."""
     return choice.view(-1, *[1] * (images.ndim - 1))
+
+
+def slopes_of(loss: LossOf, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the losses of candidates, and the slope of each by its candidate.
+
+    Args:
+        loss: A function of candidates, each with a loss of its own.
+        images: Candidates.
+    """
+    leaf = images.detach().requires_grad_()
+    with torch.enable_grad():
+        values = loss(leaf)
+        (slopes,) = torch.autograd.grad(values.sum(), leaf)
+    return values.detach(), slopes
+
+
+def replayed(loss: LossOf, like: Tensor) -> Slopes:
+    """Return ``slopes_of`` for candidates of the shape and device of ``like``.
+
+    On CUDA it is recorded once, as a graph, which is launched as a whole: to launch its thousands of kernels one by one
+    takes longer than they run. Results hold until the next call there.
+
+    Args:
+        loss: A function of candidates; it must not read values off the device.
+        like: Candidates.
+    """
+    if like.device.type != "cuda":
+        return partial(slopes_of, loss)
+    inputs, aside = like.clone(), torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
+    aside.wait_stream(torch.cuda.current_stream(like.device))
+    with torch.cuda.stream(aside):
+        for _ in range(WARM_UPS):
+            slopes_of(loss, inputs)
+    torch.cuda.current_stream(like.device).wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = slopes_of(loss, inputs)
+
+    def again(images: Tensor) -> tuple[Tensor, Tensor]:
+        inputs.copy_(images)
+        graph.replay()
+        return outputs
+
+    return again

@@ -1,4 +1,4 @@
-"""What attacks share that search for pictures whose update agrees with the one that was uploaded."""
+"""The base of attacks that search for pictures whose update agrees with the uploaded one."""
 
 import math
 import time
@@ -51,7 +51,7 @@ Searcher = Callable[
 class GradientSearch(Attack):
     """The base of searches for pictures with the uploaded gradients: labels, masks and restarts.
 
-    A delta of one step is a gradient; of several, the steps are simulated and differentiated through. Of a batch,
+    A delta of one step is a gradient; of several, the steps are simulated and differentiated through. In a batch,
     candidate i is given label i of the sorted labels; a reconstruction is unordered in any case. On an MJP upload of
     one picture the mask is read, and the candidate is run with it: what is searched is then the shuffled picture.
     Masks of a batch cannot be told apart, and some defences hide the mask for good: candidates are then run without.

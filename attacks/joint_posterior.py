@@ -83,7 +83,7 @@ class Belief:
     """Equations of the same weights, and a normal belief about their D, scaled so that G has a mean square of 1.
 
     Args:
-        equations: Of the same weights.
+        equations: Those of the same weights.
         power: Mean square of a picture's values under the prior.
     """
 
@@ -131,7 +131,7 @@ class Belief:
 
         Args:
             patches: X, (patches, values).
-            variances: Of its entries.
+            variances: The variances of its entries.
         """
         if not self.bounded:
             return

@@ -1,14 +1,12 @@
 """Which labels an upload was computed from, read off the gradient of the classifier's bias."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from fedmjp.attacks.base import Attack, on_device
-from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models import names
 from fedmjp.models.entrance import Entrance
@@ -23,7 +21,7 @@ def labels_of(upload: Upload, model: Entrance, threat: ThreatModel) -> tuple[int
 
     With mean cross-entropy the gradient of the head's bias at class c is p_c - n_c / B, where p_c is
     the mean predicted probability and n_c the number of pictures of class c. Every entry that is
-    negative beyond noise is therefore a label that occurs. What is left of the batch goes, one
+    negative beyond noise is therefore a label that occurs. The rest of the batch goes, one
     picture at a time, to the class with the lowest remainder after adding 1 / B per label already
     given. For one picture this is the only negative entry and certain. For a batch it is exact while
     the predictions are far from certain: a repeated label hides where its p_c comes near n_c / B.
@@ -95,8 +93,8 @@ class Labels(Attack[Entrance, Features]):
     reveals = "labels"
     takes_sums = True
     reads_signs = True
-    # What happens to pictures and positions moves probabilities, never labels.
-    handled: ClassVar[frozenset[Mark]] = frozenset({"shuffled", "masked", "summed"})
+    # Puzzles and masks move probabilities, never labels; to noise it is blind.
+    handled = frozenset({"shuffled", "masked", "summed"})
 
     def tensors(self, model: Entrance) -> Sequence[str]:
         """Name the gradient of the head's bias."""
@@ -107,12 +105,6 @@ class Labels(Attack[Entrance, Features]):
         """Refuse labels that the server is granted anyway."""
         del model
         return "the server is told the labels: there is nothing to find out" if threat.labels_known else None
-
-    @override
-    def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
-        """Name puzzles, masks and sums, which leave labels as they are; to noise it is blind."""
-        del model, threat
-        return self.handled
 
     @override
     def reconstruct(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Features:

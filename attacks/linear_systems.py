@@ -139,9 +139,9 @@ def posterior_mean(
     Args:
         rows: (stack, unknowns, equations) float64.
         right: (stack, equations, values) float64.
-        prior: Of a row of X.
+        prior: The prior of a row of X.
         rounding: The relative error of the upload's number format.
-        cut_off: What ``rows`` show below this share of their largest singular value is left to the prior.
+        cut_off: Share of the largest singular value of ``rows`` below which the prior decides.
     """
     variances, directions = prior.spectrum
     centred = right - rows.sum(dim=1)[:, :, None] * prior.mean

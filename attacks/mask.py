@@ -1,7 +1,7 @@
 """Which patches MJP masked, read off an upload: the one place where attacks find out.
 
 Masked tokens carry the shared unknown embedding instead of their own position embedding, so the gradient of the
-position embedding has rows of zeros there. What a client does to its update may hide them:
+position embedding has rows of zeros there. A client's defences may hide them:
 
 - *Nothing*, rounding and scaling leave zeros zero, and no other row becomes zero.
 - *Noise* falls on zeros, too. Rows of masked places then hold noise alone, whose variance the server is told: the mean

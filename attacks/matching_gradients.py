@@ -46,7 +46,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What the search needs of the candidates' updates, differentiable.
+    """Products and norms of candidates' updates that a search needs, differentiable.
 
     Attributes:
         scale: (candidates,), constants that the updates were multiplied with, so that they can be squared.
@@ -99,7 +99,7 @@ class PerCandidateGradients:
     Args:
         model: Copied, not changed.
         matched: Names of the parameters whose gradients are compared.
-        label_smoothing: Of the loss.
+        label_smoothing: The loss's label smoothing.
     """
 
     def __init__(self, model: VitClassifier, matched: Sequence[str], *, label_smoothing: float = 0.0) -> None:
@@ -215,8 +215,8 @@ class SimulatedSteps:
         model: Copied, not changed.
         matched: Names of the parameters whose changes are compared.
         steps: Local steps.
-        learning_rate: Of these steps.
-        label_smoothing: Of the loss.
+        learning_rate: The steps' learning rate.
+        label_smoothing: The loss's label smoothing.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What patches of natural pictures look like: a Gaussian prior for attacks.
+"""A Gaussian prior of the patches of natural pictures, for attacks.
 
 Its covariance depends only on the distance between two pixels and on their channels, as in any collection of pictures
 without a preferred place. A table of it, measured on the 300 ImageNet pictures that ``natural_patches.json`` names,
@@ -14,12 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedmjp.attacks.linear_systems import GaussianPrior
-from fedmjp.attacks.picture_lists import holds
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models.entrance import Entrance
 
 TABLE = Path(__file__).with_name("natural_patches.safetensors")
-PROVENANCE = TABLE.with_suffix(".json")
 # Pictures of 8 bits carry at least the variance of rounding to them, in every direction.
 ROUNDING_VARIANCE = 1 / (12 * 255**2)
 
@@ -86,16 +84,6 @@ def size_refusal(image_size: int) -> str | None:
     if image_size in sizes:
         return None
     return f"needs a prior of natural patches, and there is none for image size {image_size}, only for {sizes}"
-
-
-def measured_on(picture: str, sha256: str = "") -> bool:
-    """Say whether a picture is one that the table was measured on.
-
-    Args:
-        picture: Its file's name, in whatever folder and with whatever ending.
-        sha256: Of its float32 pixels as the model sees them; it tells a renamed picture.
-    """
-    return holds(PROVENANCE, picture, sha256)
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""What whole natural pictures look like: a Gaussian prior for attacks that lay patches side by side.
+"""A Gaussian prior of whole natural pictures, for attacks that lay patches side by side.
 
 The energy of a picture is the mean, over all windows of 16 x 16 pixels, of their energies under the statistics of
 ``fedmjp.attacks.natural_patches``: (x_w - m)^T S^-1 (x_w - m). S is the same everywhere, so its gradient is a

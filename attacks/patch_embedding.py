@@ -75,7 +75,7 @@ class PatchEmbeddingAttack(ClosedForm[Entrance]):
 
     def _solve(self, systems: Sequence[System], model: Entrance, rounding: float) -> list[Solution]:
         del model, rounding
-        solved = solve_patches([system.seen for system in systems], [system.right for system in systems])
+        solved = solve_patches([system.tokens for system in systems], [system.right for system in systems])
         return [(patches, {}) for patches in solved]
 
 
@@ -106,7 +106,7 @@ class PatchEmbeddingWiener(PatchEmbeddingAttack):
 
     def _system(self, upload: Upload, model: Entrance, threat: ThreatModel) -> System:
         system = super()._system(upload, model, threat)
-        return replace(system, rows=system.seen.in_place())
+        return replace(system, rows=system.tokens.in_place())
 
     def _solve(self, systems: Sequence[System], model: Entrance, rounding: float) -> list[Solution]:
         prior = natural_inputs(model)

@@ -105,7 +105,7 @@ def is_clean(upload: Upload, threat: ThreatModel) -> bool:
     """Say whether entries are as the client computed them, in float32.
 
     Args:
-        upload: What the client sent.
+        upload: A client's upload.
         threat: States the defences.
     """
     whole = all(torch.finfo(tensor.dtype).eps / 2 <= FLOAT32 for tensor in upload.tensors.values())
@@ -135,7 +135,7 @@ def different(uploads: Sequence[Upload]) -> list[Upload]:
     """Leave out uploads that repeat an earlier one.
 
     Args:
-        uploads: Of the same weights.
+        uploads: Those of the same weights.
     """
     distinct: list[Upload] = []
     for upload in uploads:

@@ -62,7 +62,7 @@ def reassemble(
         patch_size: At least 2.
         generator: On the CPU.
         tries: The number of times that parts are opened from the first arrangement on; the least misfit is kept.
-        until: Of ``time.thread_time()``: after it no further try begins.
+        until: Value of ``time.thread_time()`` after which no further try begins.
 
     Returns:
         ``source``, (grid * grid,) int64: place i shows ``patches[source[i]]``, its own outside of the hole.
@@ -123,7 +123,7 @@ class _Puzzle:
             hole: Places that may change.
             random: Draws the parts that are opened again.
             tries: At least 1.
-            until: Of ``time.thread_time()``.
+            until: Value of ``time.thread_time()``.
         """
         first = self._anneal(np.arange(self.grid**2), hole, _STEPS)
         ends = [self._reopened(first, hole, random)]

@@ -13,8 +13,8 @@ from fedmjp.models.entrance import channel_values, denormalised
 from fedmjp.models.probing import MOST_PREFIX_TOKENS
 from fedmjp.patches import from_patches
 
-# Share of the patch embedding's gradient that one picture may leave unexplained. Of one picture it was 2e-7 in float32
-# and at most 2.1e-3 in bfloat16. Of two pictures it was 8e-3 to 0.24, and with one label for both at least 2.6e-3.
+# Share of the patch embedding's gradient that one picture may leave unexplained. One picture left 2e-7 in float32
+# and at most 2.1e-3 in bfloat16. Two pictures left 8e-3 to 0.24, and with one label for both at least 2.6e-3.
 UNEXPLAINED = 3e-3
 
 
@@ -31,12 +31,12 @@ def recover(
     The attack ``patch_embedding`` does the same; ``fedmjp.adopt`` finds the two gradients in any module.
 
     Args:
-        patch_gradient: Of the patch embedding's weight, (dim, 3, patch, patch), as a Conv2d has it.
-        position_gradient: Of the position embedding, (1, tokens, dim) or (tokens, dim). Its last rows are of the
+        patch_gradient: The gradient of the patch embedding's weight, (dim, 3, patch, patch), as a Conv2d has it.
+        position_gradient: That of the position embedding, (1, tokens, dim) or (tokens, dim). Its last rows are of the
             patches, row by row, as many as the largest square number; before them are up to eight others, such as that
             of a class token.
-        mean: What the client subtracted from the three channels of its picture, whose values lie in [0, 1].
-        std: What it divided them by then.
+        mean: Subtracted by the client from the three channels of its picture, whose values lie in [0, 1].
+        std: The client's divisor of these channels.
 
     Returns:
         The picture, (3, size, size), float32 in [0, 1].

@@ -1,4 +1,4 @@
-"""What may follow an attack: work on its pictures with what the upload tells besides."""
+"""Stages after an attack, which work on its pictures with what the upload tells besides."""
 
 from typing import Any, Literal
 
@@ -35,7 +35,7 @@ def stage_refusal(model: VitClassifier, threat: ThreatModel) -> str | None:
 
     Args:
         model: The model that the server had sent.
-        threat: What the attacker is granted.
+        threat: The knowledge that the attacker is granted.
     """
     if threat.batch_size != 1:
         return f"reassembly needs uploads of one picture: of {threat.batch_size}, no upload tells the masks apart"
@@ -66,10 +66,10 @@ def reassembled(
     """Put the masked patches of a reconstruction into the order in which they fit.
 
     Args:
-        reconstruction: Of an upload of one picture.
+        reconstruction: The result for an upload of one picture.
         upload: States which patches were masked.
         model: The model that the server had sent.
-        threat: What the attacker is granted.
+        threat: The knowledge that the attacker is granted.
         generator: Draws the parts that are opened again.
 
     Raises:

@@ -36,6 +36,7 @@ from fedmjp.records import Disclosure, Reconstruction, Upload
 from fedmjp.scenario import Scenario
 from fedmjp.threat import ThreatModel
 
+STATED = ("name", "paper", "summary", "requires", "exploits")
 SEED = 0
 UPLOADS = 2
 SINGLE_GRADIENT = ThreatModel()
@@ -63,8 +64,8 @@ class AttackTrial:
 
     Attributes:
         model: Name of an undefended model that it applies to.
-        threat: What it is granted, how often clients upload, and what they do to updates. Of a server that changes
-            weights, all clients must be sent the same.
+        threat: The attacker's knowledge, number of uploads, defences. A server that changes weights must send
+            the same to all clients.
         gain: PSNR in dB by which it must beat the grey picture on that model; None for an attack without this claim.
             An attack that reveals something else, and makes the claim, has to tell ``LABELS`` of the labels.
         tolerance: Largest difference of a pixel, or of an entry of a feature, between an upload attacked alone and in a
@@ -117,8 +118,8 @@ class AttackTrial:
         """Attack with a generator of the suite's seed.
 
         Args:
-            uploads: Of the clients.
-            model: That they were sent.
+            uploads: The clients' uploads.
+            model: The model that they were sent.
         """
         generator = torch.Generator().manual_seed(SEED)
         return self.attack.run(uploads, model, self.threat, generator=generator)
@@ -171,6 +172,17 @@ def _same(former: Disclosure, latter: Disclosure, tolerance: float = 0.0) -> boo
         left_part.shape == right_part.shape and float((left_part - right_part).abs().max()) <= tolerance
         for left_part, right_part in pairs
     )
+
+
+def states_what_it_is(trial: AttackTrial) -> None:
+    """Require the attributes that ``fedmjp list attacks`` prints.
+
+    Args:
+        trial: The attack and its control.
+    """
+    for attribute in STATED:
+        text = getattr(trial.attack, attribute, "")
+        _require(isinstance(text, str) and bool(text.strip()), f"states no {attribute}")
 
 
 def gives_what_it_reveals(trial: AttackTrial) -> None:
@@ -384,6 +396,7 @@ def leaks_on_its_control(trial: AttackTrial) -> None:
 
 
 CHECKS: tuple[Callable[[AttackTrial], None], ...] = (
+    states_what_it_is,
     gives_what_it_reveals,
     changes_nothing,
     is_deterministic,

@@ -1,4 +1,4 @@
-"""What the position-embedding gradient says about each token.
+"""The gradients at the tokens, read off the position embedding's gradient.
 
 The position embedding is added to the tokens, so row i of its gradient is the gradient of the loss at token i. With
 MJP, masked tokens use the shared unknown embedding instead, whose gradient is the sum of theirs.
@@ -74,7 +74,7 @@ class TokenGradients:
         """Return the minimum-norm value (patches, values): its own where visible, what the reading says where masked.
 
         Args:
-            values: Of the visible patches, then of one token with the unknown embedding's gradient if there is one.
+            values: Those of the visible patches, then of a token with the unknown embedding's gradient, if any.
         """
         visible, unknown = values[: len(self.patches)], values[len(self.patches) :]
         everywhere = visible.new_zeros(len(self.mask), visible.shape[1])

@@ -8,7 +8,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from fedmjp.attacks.base import Attack, on_device
-from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import from_patches
@@ -61,6 +60,7 @@ class TokenImprint(Attack[VitClassifier]):
     exploits = "a row of an MLP whose threshold lies between two tokens tells them apart"
     takes_sums = True
     stack = 1
+    handled = frozenset({"scaled", "summed"})  # the scale cancels in the ratio; all pictures of a sum are read
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """Name the gradients of the first layer of all MLPs but the last."""
@@ -80,11 +80,6 @@ class TokenImprint(Attack[VitClassifier]):
         tokens, bins = threat.pictures * model.grid**2, sum(len(biases) for biases in _biases(model))
         alone = float(torch.exp(torch.tensor(-tokens / bins)))
         return f"{self.name}: {tokens} patches in {bins} bins: about {100 * alone:.0f} % are alone, others stay grey"
-
-    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """Name a scaled update (the scale cancels in the ratio) and a sum over clients (all pictures are read)."""
-        del model, threat
-        return frozenset({"scaled", "summed"})
 
     @override
     def reconstruct(

@@ -358,9 +358,9 @@ def test_bad_input_is_one_line_and_exit_2(
 def test_pictures_that_the_prior_was_measured_on_are_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from fedmjp.attacks.natural_patches import PROVENANCE
+    from fedmjp.attacks.held_out import MEASURED
 
-    known = json.loads(PROVENANCE.read_text())["pictures"][0]
+    known = json.loads(MEASURED.read_text())["pictures"][0]
     folder = tmp_path / "data" / "class"
     folder.mkdir(parents=True)
     for name in (known, "other.png"):

@@ -11,8 +11,8 @@ import pytest
 from flwr.superlink.config_loader import get_objectstore_linkstate_factories
 from flwr.superlink.federation import NoOpFederationManager
 
-from fedmjp.benchmarks.deployment.attempts import RefusedError, tried
 from fedmjp.benchmarks.deployment.creating import create
+from fedmjp.benchmarks.deployment.intrusions import ExpectedRefusalError, try_intrusion
 from fedmjp.benchmarks.deployment.layout import Deployment, DeploymentConfig
 from fedmjp.benchmarks.deployment.server import hand_out_again, register_keys, run_superlink
 from fedmjp.benchmarks.deployment.training import at_sites, require_welcome
@@ -196,14 +196,14 @@ def test_what_a_dead_superlink_handed_out_and_nobody_confirmed_is_handed_out_aga
 
 def test_only_a_refusal_counts_as_one() -> None:
     def refuse() -> str:
-        raise RefusedError("by name")
+        raise ExpectedRefusalError("by name")
 
     def break_down() -> str:
         raise OSError("no network")
 
-    assert tried("it", refuse).line == "refused             it: by name"
-    assert tried("it", lambda: "the key").line == "NOT REFUSED         it: the key"
-    assert tried("it", break_down).line == "could not be tried  it: OSError: no network"
+    assert try_intrusion("it", refuse).line == "refused             it: by name"
+    assert try_intrusion("it", lambda: "the key").line == "NOT REFUSED         it: the key"
+    assert try_intrusion("it", break_down).line == "could not be tried  it: OSError: no network"
 
 
 def test_a_database_folder_that_others_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

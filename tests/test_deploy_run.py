@@ -81,9 +81,12 @@ class Server:
         for unit in reversed(self.units):
             self.world.signal(self.processes[unit.name], signal.SIGTERM)
             self.processes[unit.name].wait(30)
+        wait_for("all processes end", lambda: not self._running(), patience=30)  # TimeoutStopSec
         self.world.run("rm", "-r", str(self.config.state))
-        running = self.world.run("ps", "-eo", "args").stdout
-        assert not [line for line in running.splitlines() if "flower" in line or "nginx" in line or " deploy " in line]
+
+    def _running(self) -> list[str]:
+        lines = self.world.run("ps", "-eo", "args").stdout.splitlines()
+        return [line for line in lines if "flower" in line or "nginx" in line or " deploy " in line]
 
     def _start(self, unit: Unit) -> "subprocess.Popen[bytes]":
         return self.world.start_unit(unit, self._log(unit))
@@ -92,11 +95,11 @@ class Server:
         return self.world.folder / f"{unit.name}.log"
 
 
-def wait_for(what: str, condition: Callable[[], object], *logs: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
+def wait_for(what: str, condition: Callable[[], object], *logs: Path, patience: float = PATIENCE) -> None:
+    deadline = time.monotonic() + patience
     while not condition():
         said = "\n".join(log.read_text(errors="replace")[-3000:] for log in logs)
-        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE} seconds\n{said}"
+        assert time.monotonic() < deadline, f"{what}: not within {patience} seconds\n{said}"
         time.sleep(0.2)
 
 

@@ -140,7 +140,7 @@ def test_a_token_that_was_missed_is_found_by_the_other_tokens_of_its_picture(bat
     places = PlaceEquations(equations, class_token(model), tokens.still, tokens.moves)
     for clean in batch.private.clean.double():
         patches = to_patches((clean[None] - model.mean) / model.std, model.patch_size)[0]
-        true = (patches - affine.known) @ affine.basis.mT
+        true = (patches - affine.fixed) @ affine.basis.mT
         missed = true.clone()
         missed[1] = 0
         assert (places.refined(missed) - true).norm() <= 1e-2 * true.norm()
@@ -219,8 +219,8 @@ def test_every_picture_of_the_space_agrees_with_the_facts(masked: Case, generato
     space, _ = masked.problem()
     affine = of_one_upload(linear_facts(masked.upload, masked.model))
     (patches,) = space.patches(torch.randn(space.root.shape[1], generator=generator, dtype=torch.float64))
-    assert torch.allclose(patches - patches @ affine.basis.mT @ affine.basis, affine.known, atol=1e-9)
-    assert space.root.shape[1] == len(affine.known) * len(affine.basis)
+    assert torch.allclose(patches - patches @ affine.basis.mT @ affine.basis, affine.fixed, atol=1e-9)
+    assert space.root.shape[1] == len(affine.fixed) * len(affine.basis)
 
 
 def test_gradients_of_smoothed_labels_are_those_of_the_picture() -> None:

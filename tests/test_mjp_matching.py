@@ -52,7 +52,7 @@ def test_any_coefficients_satisfy_the_facts(mismatch: _Mismatch, defended: VitCl
     random = np.random.default_rng(0).standard_normal((64, len(facts.open)))
     patches = mismatch.patches(random)
     outside = patches - (patches @ facts.basis.mT) @ facts.basis
-    assert torch.allclose(outside, facts.known - (facts.known @ facts.basis.mT) @ facts.basis, atol=1e-9)
+    assert torch.allclose(outside, facts.outside - (facts.outside @ facts.basis.mT) @ facts.basis, atol=1e-9)
     assert torch.allclose(patches[facts.mask] @ facts.level, torch.ones(1, dtype=torch.float64), atol=1e-6)
 
 

@@ -71,7 +71,7 @@ def case_of(model: VitClassifier, batch: PrivateBatch, upload: Upload) -> Case:
     patches = to_patches((batch.clean.double() - model.mean) / model.std, model.patch_size)[0]
     coefficients = patches @ facts.basis.T
     truth = PatchSet(setup.visible, coefficients[setup.visible], coefficients[setup.hole])
-    return Case(model, batch, upload, AffinePatches(facts.known, facts.basis), setup, patches, truth)
+    return Case(model, batch, upload, AffinePatches(facts.outside, facts.basis), setup, patches, truth)
 
 
 @pytest.fixture(scope="module")

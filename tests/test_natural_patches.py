@@ -5,12 +5,11 @@ import json
 import pytest
 import torch
 
+from fedmjp.attacks.held_out import MEASURED, measured_on
 from fedmjp.attacks.linear_systems import GaussianPrior, posterior_mean
 from fedmjp.attacks.natural_patches import (
-    PROVENANCE,
     TABLE,
     NaturalPatches,
-    measured_on,
     patch_covariance,
     prior_refusal,
 )
@@ -67,7 +66,7 @@ def test_the_prior_is_valid_and_describes_pictures_that_it_was_not_measured_on(
 
 
 def test_provenance_names_the_pictures_and_none_of_them_may_be_attacked() -> None:
-    about = json.loads(PROVENANCE.read_text())
+    about = json.loads(MEASURED.read_text())
     assert len(about["pictures"]) == len(set(about["pictures"])) == 300
     assert measured_on(f"val/some-class/{about['pictures'][0]}")
     assert measured_on(f"renamed/{about['pictures'][0].rpartition('.')[0]}.png")

@@ -32,7 +32,7 @@ def test_the_bound_is_that_of_a_difference_quotient(batch: PrivateBatch, defende
     facts = linear_facts(upload, defended)
     setup = equations(upload, facts, defended)
     patches = to_patches((batch.clean - defended.mean) / defended.std, defended.patch_size)[0].double()
-    truth = (patches - facts.known) @ facts.basis.mT
+    truth = (patches - facts.outside) @ facts.basis.mT
     tokens = setup.tokens(truth, torch.arange(len(truth)))
     seen = setup.block.keys_values(torch.cat([setup.class_token, tokens]))
     attention = setup.block.attention(tokens, seen)

@@ -180,5 +180,5 @@ def fill(affine: AffinePatches, missing: Tensor, model: Entrance) -> Tensor:
         return solved
 
     mean = prior.mean.repeat_interleave(model.patch_size**2)
-    start = torch.where(missing[:, None], mean, affine.known.float())
+    start = torch.where(missing[:, None], mean, affine.fixed.float())
     return (start + conjugate_gradients(slope, -slope(start - mean), precondition)).double()

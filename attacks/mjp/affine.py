@@ -1,4 +1,4 @@
-"""What uploads leave open of a picture: every patch lies in a known affine subspace."""
+"""The subspaces that uploads leave open of a picture: every patch lies in a known affine subspace."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +15,9 @@ SETTLED = 1e-6  # change of a value from one round to the next
 
 @dataclass(frozen=True)
 class AffinePatches:
-    """Subspaces that uploads leave open: patch t of the clean picture is ``known[t] + c_t^T basis`` for some c_t."""
+    """Subspaces that uploads leave open: patch t of the clean picture is ``fixed[t] + c_t^T basis`` for some c_t."""
 
-    known: Tensor  # (patches, values) float64, in the network's input space, orthogonal to the basis
+    fixed: Tensor  # (patches, values) float64, in the network's input space, orthogonal to the basis
     basis: Tensor  # (unknowns per patch, values) float64, orthonormal rows; empty where nothing is open
 
 
@@ -25,7 +25,7 @@ def of_one_upload(facts: LinearFacts) -> AffinePatches:
     """Return what the facts of one upload leave open: coefficients in the span of the differences of masked patches.
 
     Args:
-        facts: Of one upload.
+        facts: Those of one upload.
     """
     return AffinePatches(facts.stated, facts.open)
 
@@ -49,7 +49,7 @@ class Stack:
         """Add up the equations of uploads and find their eigenvectors.
 
         Args:
-            facts: Of uploads of one picture.
+            facts: Those of the uploads of one picture.
         """
         basis = torch.cat([upload.open for upload in facts])
         whole = torch.eye(basis.shape[1], dtype=basis.dtype, device=basis.device)
@@ -77,7 +77,7 @@ def of_several_uploads(facts: Sequence[LinearFacts]) -> AffinePatches:
     out of each (fact 7). A direction counts as known if more than that is left of its eigenvalue.
 
     Args:
-        facts: Of uploads of one picture.
+        facts: Those of the uploads of one picture.
     """
     if len(facts) == 1:
         return of_one_upload(facts[0])
@@ -95,14 +95,14 @@ def complete(facts: Sequence[LinearFacts], patches: Tensor) -> list[LinearFacts]
     known, the stack gives the picture. The two take turns.
 
     Args:
-        facts: Of uploads of one picture.
+        facts: Those of the uploads of one picture.
         patches: A guess, (patches, values).
     """
     guess, completed = patches, list(facts)
     for _ in range(ROUNDS):
         completed = [_complete(upload, patches) if upload.errs else upload for upload in facts]
         affine = of_several_uploads(completed)
-        previous, patches = patches, affine.known + guess @ affine.basis.mT @ affine.basis
+        previous, patches = patches, affine.fixed + guess @ affine.basis.mT @ affine.basis
         if (patches - previous).abs().max() <= SETTLED:
             break
     return completed

@@ -2,7 +2,7 @@
 
 An upload of B pictures x, y, ... sums over the tokens of all, and what it states is found as for one
 (``fedmjp.attacks.mjp.facts``). For a place t that some of them show unmasked, the position embedding's gradient is
-the sum of their d_t. What is orthogonal to all such sums sees
+the sum of their d_t. The space orthogonal to all such sums holds
 
     the patches at masked places, and the differences x_t - y_t of pictures that both show t;
 
@@ -62,7 +62,7 @@ def members(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> lis
     mixture. Pictures without a group of uploads come last.
 
     Args:
-        facts: Of all uploads of a client.
+        facts: Those of all uploads of a client.
         pictures: The number of pictures in an upload.
         model: States the sizes.
     """
@@ -109,7 +109,7 @@ def _agree(former: Statement, latter: Statement) -> Tensor:
     if directions <= 0:
         return silent
     joint = torch.linalg.qr(spans.mT).Q
-    first, second = (statement.known - (statement.known @ joint) @ joint.mT for statement in (former, latter))
+    first, second = (statement.stated - (statement.stated @ joint) @ joint.mT for statement in (former, latter))
     noise = directions * (former.variance + latter.variance)
     energy = first[~former.unseen].square().sum(dim=1).mean() + second[~latter.unseen].square().sum(dim=1).mean()
     difference = (first - second).square().sum(dim=1)
@@ -122,11 +122,12 @@ def _distinctive(statement: Statement) -> Tensor:
 
     Two places count as equal by the same bound as two uploads at one place.
     """
-    directions = statement.known.shape[1] - len(statement.basis)
+    directions = statement.stated.shape[1] - len(statement.basis)
     noise = directions * (statement.variance[:, None] + statement.variance)
-    energy = 2 * statement.known[~statement.unseen].square().sum(dim=1).mean()
+    energy = 2 * statement.stated[~statement.unseen].square().sum(dim=1).mean()
     equal = (
-        torch.cdist(statement.known, statement.known, compute_mode="donot_use_mm_for_euclid_dist") ** 4 < noise * energy
+        torch.cdist(statement.stated, statement.stated, compute_mode="donot_use_mm_for_euclid_dist") ** 4
+        < noise * energy
     )
     equal &= ~statement.unseen[:, None] & ~statement.unseen
     return ~equal.fill_diagonal_(False).any(dim=1)
@@ -197,7 +198,7 @@ def _member(facts: Sequence[LinearFacts], agreeing: Tensor, model: Entrance) -> 
     for index, subset in enumerate(subsets):
         places = which == index
         affine = of_several_uploads([facts[place] for place in subset.nonzero().flatten()])
-        patches[places] = (affine.known + whole @ affine.basis.mT @ affine.basis)[places]
+        patches[places] = (affine.fixed + whole @ affine.basis.mT @ affine.basis)[places]
         open_ += len(affine.basis) * float(places.double().mean())
     return Member(patches, len(facts), open_)
 

@@ -1,11 +1,11 @@
 """Close what uploads leave open by the prior whose picture explains an upload best.
 
-The attacker has the model and the mask, so it can compute what a client would have sent of a picture. Of that, the
+The attacker has the model and the mask, so it can compute what a client would have sent of a picture. The
 gradients of position and unknown embedding are compared, which the facts are read from anyway: they went through the
 whole network. Only their direction counts, since a client may have scaled its update. Three pictures are tried:
 
 - the most natural one (``fedmjp.attacks.mjp.closing``);
-- the flattest one (``fedmjp.attacks.mjp.flattening``), for drawings, print and shadings;
+- the flattest one (``flatten`` there), for drawings, print and shadings;
 - where neither explains anything, that of ``patch_embedding``, which knows nothing of MJP. It contradicts the facts.
 
 Without a label told, each picture is given the one that fits best. With J the derivatives of the logits by the two
@@ -23,9 +23,8 @@ from torch.func import functional_call
 from fedmjp.attacks.base import on_device, picture
 from fedmjp.attacks.labels import mean_gradient
 from fedmjp.attacks.mjp.affine import AffinePatches
-from fedmjp.attacks.mjp.closing import close
+from fedmjp.attacks.mjp.closing import close, flatten
 from fedmjp.attacks.mjp.facts import BLURRED
-from fedmjp.attacks.mjp.flattening import flatten
 from fedmjp.attacks.recover import solve_patches
 from fedmjp.attacks.token_gradients import Reading, token_gradients
 from fedmjp.models import names
@@ -34,8 +33,8 @@ from fedmjp.models.entrance import Entrance
 from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 
-# Another picture is taken if its distance is below this share of that so far. Of 20 natural pictures, one upload each,
-# the flattest one had at least 0.95 of the natural one's; of print at most 0.8.
+# Another picture is taken if its distance is below this share of that so far. For 20 natural pictures, one upload each,
+# the flattest had at least 0.95 of the natural one's; of print at most 0.8.
 CLEARLY = 0.85
 LOST = 0.8  # a distance that hardly explains anything; of 28 natural pictures one had 0.84, all others 0.62 at most
 STEP = 1e-2  # of the position embedding's standard deviation, the longest that an entry of the embeddings is moved
@@ -70,7 +69,7 @@ def gradient_distance(image: Tensor, mask: Tensor, upload: Upload, model: VitCla
     Args:
         image: (1, 3, size, size) in [0, 1].
         mask: (patches,) bool, of ``upload``.
-        upload: Of ``model``'s weights, of one picture.
+        upload: Computed with ``model``'s weights from one picture.
         model: The model that the server had sent.
         threat: States the label smoothing.
     """

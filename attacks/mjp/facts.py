@@ -1,4 +1,4 @@
-"""What one MJP upload states exactly about the private patches: the linear facts.
+"""The linear facts: the exact statements of one MJP upload about the private patches.
 
 Notation: n patches of p values; x_t is patch t of the clean picture, d_t the gradient of the loss at
 its token. The patch embedding is linear, so its weight gradient is G = sum_t d_t x_t^T. MJP masks M
@@ -30,15 +30,15 @@ Without a mask M is 0, P is 0, and fact 4 is the whole picture: the equation of 
 Uploads are rounded, if nothing else. With noise of variance s^2 on every entry of G,
 
 6. *The noise shows.* Q^T G has rank M. The singular values beyond the M-th are noise alone, and
-   s^2 is their mean square. It covers all that disturbs the equation, errors in d_t as well. Of masked patches
-   that repeat themselves, as in flat pictures and drawings, fewer than M singular values exceed what noise alone
+   s^2 is their mean square. It covers all that disturbs the equation, errors in d_t as well. Where masked patches
+   repeat themselves, as in flat pictures and drawings, fewer than M singular values exceed what noise alone
    reaches: along the others the patches span nothing, and nothing is open. Their rounding repeats itself as well, so
    that it is no longer alike in all directions, and a gap between the singular values shows where it begins.
 7. *What it does to the span.* To first order, row k of B lies outside of the true span by a vector of
    expected square s^2 (p - M) / S_k^2, in random directions.
 8. *What it does to the rest.* With D_u^+ the pseudo-inverse that solves fact 4, each value of (I - P) x_t
    has a variance of at least s^2 |row t of D_u^+|^2: up to some ten times that where the span is hardly
-   seen. What is stated of masked patches has about s^2 / |Q^T d_t|^2, d_t taken to be as long as others'.
+   seen. The statement on masked patches has about s^2 / |Q^T d_t|^2, d_t taken to be as long as others'.
    Where noise drowns it, the mean under a prior of patches takes its place. A level is as blurred as the
    span that it comes from: where much of that leaks it is left out.
 9. *The mask under noise.* Rows of masked places then hold noise alone, of a variance that the server is told:
@@ -96,7 +96,7 @@ class LinearFacts:
 
     mask: Tensor  # (patches,) bool, True where the patch was masked
     basis: Tensor  # (rank, values) float64
-    known: Tensor  # (patches, values) float64, (I - P) x_t in true places; zero where masked
+    outside: Tensor  # (patches, values) float64, (I - P) x_t in true places; zero where masked
     level: Tensor  # (values,) float64, l with x_t^T l = 1 for masked patches; zeros if there is none or noise blurs it
     contrast: float  # smallest singular value that counts over the largest; 1 if none is masked
     open: Tensor  # (unknowns, values) float64, orthonormal rows: the part of the span that no fact speaks of
@@ -187,7 +187,7 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
     return LinearFacts(
         mask=mask,
         basis=span.basis,
-        known=solve(span.basis, torch.zeros_like(level)),
+        outside=solve(span.basis, torch.zeros_like(level)),
         level=level,
         contrast=float(span.singular[-1] / span.singular[0]) if len(span.singular) else 1.0,
         open=open_,
@@ -209,8 +209,8 @@ def _without_mean(tokens: Tensor) -> bool:
 def _covariance(mask: Tensor, solver: Tensor, leaked: Tensor, noise: float) -> Tensor:
     """Return fact 8, (patches, patches): of the solution, and of what the span lets pass.
 
-    Row k of B errs by noise over S_k, and takes that times the gradient along it into the equation. Of masked
-    patches nobody sees d_t; it is taken to be as others'.
+    Row k of B errs by noise over S_k, and takes that times the gradient along it into the equation. Nobody
+    sees d_t of masked patches; it is taken to be as others'.
     """
     visible = solver @ solver.mT + leaked @ leaked.mT
     everywhere = torch.diag(visible.diagonal().mean().repeat(len(mask)))

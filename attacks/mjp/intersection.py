@@ -48,7 +48,7 @@ class MjpIntersection(ClosedFacts[Entrance]):
     upload shows another one: only what is linked by its equations is joined then.
 
     Uploads of pictures that differ by more than noise are not joined, however little it is. Where that cannot be
-    decided they are not joined either: ``uploads_undecided`` counts these. Of those that were joined any may be of a
+    decided they are not joined either: ``uploads_undecided`` counts these. Any that was joined may be of a
     copy that differs by an exposure of ``unnoticed_exposure``, in steps of 1/255, or less; 255 says that nothing is
     known.
 
@@ -129,7 +129,7 @@ def _intersect(read: Sequence[tuple[Upload, LinearFacts]], model: Entrance, thre
     if len(facts) > 1 and any(part.errs for part in facts):
         facts = _completed(facts, close(affine, model))
         affine = of_several_uploads(facts)
-    misfit = torch.stack([(affine.known - affine.known @ part.open.mT @ part.open - part.stated) for part in facts])
+    misfit = torch.stack([(affine.fixed - affine.fixed @ part.open.mT @ part.open - part.stated) for part in facts])
     patches, compared = close_best(affine, stated.mask, first, model, threat)
     return Reconstruction(
         picture(patches, model),
@@ -155,7 +155,7 @@ def _completed(facts: Sequence[LinearFacts], guess: Tensor) -> list[LinearFacts]
     if len(facts) == 2:
         return list(facts[:1])
     ways = [complete(facts, start) for start in (guess, torch.zeros_like(guess))]
-    first, second = (of_several_uploads(completed).known for completed in ways)
+    first, second = (of_several_uploads(completed).fixed for completed in ways)
     return ways[0] if (first - second).square().mean() <= AGREED**2 else list(facts[:1])
 
 

@@ -11,8 +11,8 @@ patches. Copies of a picture that differ in brightness, in one colour or at one 
 the patches and of their values. A mean over all of them does not see that. So the largest singular values are held
 against the largest that noise alone has, each in units of the noise that the uploads show in its own direction.
 
-Of all directions together noise reaches far. In one that is known beforehand it does not: another exposure and a cast
-of one colour change all patches alike, evenly over the pixels of a channel. Of that combination of patches and pixels
+Over all directions noise reaches far. In one that is known beforehand it does not: another exposure and a cast
+of one colour change all patches alike, evenly over the pixels of a channel. In that combination of patches and pixels
 noise is told by the difference itself, as what the same patches differ by in other directions, and others in the same.
 Where the joint span nearly holds what is even, as under large masks, no test sees an exposure: by how much a copy may
 then differ unnoticed is said of every comparison.
@@ -21,7 +21,7 @@ Pictures that differ by more are told apart. That uploads are of one picture is 
 same patches in other places, would have differed by far more. Where it would not, as under loud noise, nor where a
 joint span leaves no direction outside (patches of few values, large masks), nothing is decided, and what is not
 decided is not joined. It is then compared with all that the group states together, which leaves less open, so that
-members that did join let more be decided. What two uploads hide, a third may show: each member is compared with what
+members that did join let more be decided. A third upload may show what two hide: each member is compared with what
 all others state together, and what they contradict most leaves the group.
 
 Under loud noise all of this decides nothing. But uploads of the same weights and picture without a mask are the same
@@ -94,13 +94,13 @@ class Comparison:
 class Statement:
     """The statement of one or several uploads about their picture."""
 
-    known: Tensor  # (patches, values) float64
-    basis: Tensor  # (open, values) float64, orthonormal rows that span what ``known`` says nothing about
-    covariance: Tensor  # (patches, patches) of the errors of a value of ``known``
+    stated: Tensor  # (patches, values) float64
+    basis: Tensor  # (open, values) float64, orthonormal rows that span what ``stated`` says nothing about
+    covariance: Tensor  # (patches, patches) of the errors of a value of ``stated``
     variance: Tensor  # (patches,) the same of single patches
     unexplained: Tensor  # (equations, values), noise alone
     unseen: Tensor  # (patches,) bool, True where the patch was masked in every upload
-    errs: int = 0  # directions in which ``known`` is wrong (fact 10)
+    errs: int = 0  # directions in which ``stated`` is wrong (fact 10)
     uneven: bool = False  # whether errors may be far louder in some directions than in others
 
     @staticmethod
@@ -168,14 +168,14 @@ def compare(former: Statement, latter: Statement) -> Comparison:
     """Compare two statements outside of the joint span of what both leave open.
 
     Args:
-        former: Of one or several uploads.
-        latter: Of others of the client.
+        former: The statement of one or several uploads.
+        latter: The statement of other uploads of the client.
     """
     outside = _outside(former, latter)
     if outside is None:
         return Comparison(0.0, 0.0, 0)
     visible = ~(former.unseen & latter.unseen)
-    first, second = outside.project(former.known[visible]), outside.project(latter.known[visible])
+    first, second = outside.project(former.stated[visible]), outside.project(latter.stated[visible])
     elsewhere = torch.randperm(len(second), generator=torch.Generator().manual_seed(0)).to(second.device)
     difference = outside.whiten(first - second)
     largest, even = _largest(difference, outside), _even(difference, outside)
@@ -287,7 +287,7 @@ def link(facts: Sequence[LinearFacts], same: Sequence[int] = ()) -> Links:
     """Find the uploads of the same picture as the first, and those of which that stays undecided.
 
     Args:
-        facts: Of all uploads of a client.
+        facts: Those of all uploads of a client.
         same: Indices of uploads that are of the first's picture in any case.
     """
     statements = [Statement.of([upload]) for upload in facts]
@@ -327,7 +327,7 @@ def groups(facts: Sequence[LinearFacts]) -> list[list[int]]:
     """Group all uploads of a client by picture; those that cannot be joined to others are groups of their own.
 
     Args:
-        facts: Of all uploads of a client.
+        facts: Those of all uploads of a client.
     """
     ungrouped, pictures = list(range(len(facts))), []
     while ungrouped:

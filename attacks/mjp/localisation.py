@@ -22,7 +22,7 @@ def without_localisation(upload: Upload, model: VitClassifier, weight: float, th
         upload: The gradient.
         model: With the weights that the upload was computed with, and a localisation regressor that has weights: what
             "pca" does depends on what the client draws.
-        weight: Of the localisation loss.
+        weight: The weight of the localisation loss.
         threat: States the defences.
 
     Raises:

@@ -48,7 +48,7 @@ class MjpMatchingOptions(Config):
 class MjpMatching(ClosedFacts[VitClassifier]):
     """A search among the pictures that agree with the linear facts for one whose gradients agree as well.
 
-    Patch t is known[t] + c_t^T B with unknown c_t (``fedmjp.attacks.mjp.facts``, 3 and 4), and masked patches satisfy
+    Patch t is fixed[t] + c_t^T B with unknown c_t (``fedmjp.attacks.mjp.facts``, 3 and 4), and masked patches satisfy
     c_t^T (B l) = 1 (5). The search is over what this leaves of the c_t, so that the facts hold at every
     step. The network is run with the mask and the unknown embedding, as the client did. Minimised is the sum
     over all parameters of the squared distance of their gradients, over the square of the uploaded one: each
@@ -177,7 +177,7 @@ class _Mismatch:
         """
         basis = self._affine.basis
         along = torch.as_tensor(coefficients).to(basis).reshape(-1, len(basis))
-        patches: Tensor = self._affine.known + along @ basis
+        patches: Tensor = self._affine.fixed + along @ basis
         return patches
 
     def __call__(self, values: Floats) -> tuple[float, Floats]:

@@ -63,7 +63,7 @@ def state_folder() -> Path:
 
 
 def own_bundle() -> str:
-    """SHA-256 of the app bundle that this installation of fedmjp sends to sites."""
+    """Compute the SHA-256 of the app bundle that this installation of fedmjp sends to sites."""
     folder = Path(tempfile.mkdtemp(prefix="fedmjp-"))
     try:
         return flower.bundle_hash(write_app(folder / "fedmjp"))

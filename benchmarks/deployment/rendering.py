@@ -102,7 +102,14 @@ def _write_units(deployment: Deployment, config: DeploymentConfig) -> None:
 
 
 def require_plain_path(path: Path) -> Path:
-    """Return a path if nginx and systemd read it as it is written; raise OutputError otherwise."""
+    """Return a path that nginx and systemd read as it is written.
+
+    Args:
+        path: Of a deployment's folder.
+
+    Raises:
+        OutputError: If the path holds spaces, quotes, ``$``, ``;``, ``%`` or braces.
+    """
     if re.search(r"""[\s"'\\$;{}%]""", str(path)):
         raise OutputError(
             f"{path}: nginx or systemd reads no such path; name one without spaces, quotes, $, ;, % and braces"

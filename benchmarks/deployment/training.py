@@ -77,7 +77,11 @@ def train_at_sites(
 
 
 def node_keys(deployment: Deployment) -> tuple[str, ...]:
-    """The keys by which the server knows the sites, whatever number a node claims."""
+    """List the keys by which the server knows the sites, whatever number a node claims.
+
+    Args:
+        deployment: Whose folder lies on this machine.
+    """
     paths = (deployment.public_key(site) for site in deployment.config().sites)
     return tuple(key_of(flower.public_bytes(read_public_key(path))) for path in paths)
 
@@ -85,7 +89,11 @@ def node_keys(deployment: Deployment) -> tuple[str, ...]:
 def _play(
     deployment: Deployment, connection: Connection, app: Path, run_config: Path, on_line: Callable[[str], None]
 ) -> None:
-    """Play the rounds that are left; FederationError if that fails, QuorumError for want of updates."""
+    """Play the remaining rounds in one run of Flower.
+
+    Raises:
+        FederationError: If the run fails; QuorumError for want of updates.
+    """
     run = connection.submit(app, run_config)
     try:
         failure = follow(connection, run, on_line, patience=PATIENCE_SECONDS)
@@ -99,7 +107,14 @@ def _play(
 
 
 def class_list(text: str) -> list[str]:
-    """Names of classes that stand behind each other, such as benign,malignant; ConfigError if these are no two."""
+    """Split names of classes at their commas, such as ``benign,malignant``.
+
+    Args:
+        text: The names, in the order of the labels.
+
+    Raises:
+        ConfigError: If there are fewer than two, or one is empty or repeated.
+    """
     names = [name.strip() for name in text.split(",")]
     if len(names) < len({*names}) or len({*names} - {""}) < max(2, len(names)):
         raise ConfigError(f"--classes {text}: expected two or more names, each once, such as benign,malignant")
@@ -107,12 +122,15 @@ def class_list(text: str) -> list[str]:
 
 
 def at_sites(scenario: TrainingScenario, sites: int, classes: Sequence[str] | None = None) -> TrainingScenario:
-    """The scenario as a deployment plays it; ConfigError if it has something that only a simulation has.
+    """Adapt a scenario to a deployment: every site is a client, and the server is patient.
 
     Args:
-        scenario: As it was asked for.
-        sites: Of the deployment.
-        classes: Names that were given where sites evaluate; None where the server has public pictures.
+        scenario: As the user gave it.
+        sites: Number of sites of the deployment.
+        classes: Names of the classes where sites evaluate; None where the server has public pictures.
+
+    Raises:
+        ConfigError: If the scenario has something that only a simulation has.
     """
     training = scenario.training
     if (training.validation == "sites") != (classes is not None):
@@ -123,10 +141,10 @@ def at_sites(scenario: TrainingScenario, sites: int, classes: Sequence[str] | No
         raise ConfigError(f"clients = {scenario.clients}, but the deployment has {sites} sites: leave it out")
     planned = scenario.planned(1)
     if planned.defences != scenario.defences:
-        said = " ".join(f"--defence {defence.text}" for defence in planned.defences)
+        guarantees = " ".join(f"--defence {defence.text}" for defence in planned.defences)
         raise ConfigError(
             f"a guarantee is of the whole run, and the server does not know how many pictures sites have: "
-            f"say {said}, and steps_per_upload of the site with the most"
+            f"say {guarantees}, and steps_per_upload of the site with the most"
         )
     if training.records:
         raise ConfigError("records: a deployment records no uploads; `fedmjp simulate --uploads` does")
@@ -139,7 +157,16 @@ def at_sites(scenario: TrainingScenario, sites: int, classes: Sequence[str] | No
 
 
 def require_welcome(deployment: Deployment, bundle: str, scenario: TrainingScenario) -> None:
-    """ConfigError if the policy of a site, as it lies here, refuses the app or what it will send."""
+    """Check the policies that lie here against the app and its updates.
+
+    Args:
+        deployment: Whose folder lies on this machine.
+        bundle: SHA-256 of the app.
+        scenario: What will be trained.
+
+    Raises:
+        ConfigError: If the policy of a site refuses the app or what it will send.
+    """
     kind = "gradient" if scenario.training.update == "gradient" else "change"
     for name in deployment.config().sites:
         path = deployment.site(name).policy
@@ -153,7 +180,11 @@ def require_welcome(deployment: Deployment, bundle: str, scenario: TrainingScena
 
 
 def empty_database(deployment: Deployment) -> None:
-    """Have nothing of former messages in the files of the SuperLink's database: neither its pages nor its log."""
+    """Wipe former messages from the pages and the log of the SuperLink's database.
+
+    Args:
+        deployment: Whose folder lies on this machine.
+    """
     path = deployment.config().database
     if not path.exists():
         return

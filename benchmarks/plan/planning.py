@@ -9,7 +9,7 @@ from typing import Any
 
 from fedmjp import provenance
 from fedmjp.attacks import ATTACKS
-from fedmjp.attacks.natural_patches import measured_on
+from fedmjp.attacks.held_out import measured_on
 from fedmjp.benchmarks.plan.cells import Cell, PlannedCell
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Part, Plan, PlannedTrial
 from fedmjp.config import ModelConfig
@@ -54,6 +54,27 @@ def plan(experiments: Sequence[Experiment], batches: Sequence[Batches], *, uploa
             known |= {trial.key for trial in planned}
         parts.append(Part(experiment, tuple(trials)))
     return Plan(tuple(cells.values()), tuple(parts))
+
+
+def decisive_facts(experiments: Sequence[Experiment]) -> dict[str, str]:
+    """List what must be the same on two machines that compute the same trials: versions and digests by their names.
+
+    Args:
+        experiments: The machines work on.
+
+    Raises:
+        UnknownNameError: If this machine lacks the package of an attack or a defence.
+    """
+    versions = provenance.versions()
+    facts = {"the digest of fedmjp's code": provenance.code_digest(), **{name: versions[name] for name in DECISIVE}}
+    for experiment in experiments:
+        for attack in experiment.attacks:
+            facts[f"the package of attack {attack.name}"] = _code(ATTACKS.get(attack.name).__module__)
+        for defence in experiment.scenario.defences:
+            facts[f"the package of defence {defence.name}"] = _code(DEFENCES.get(defence.name).__module__)
+        for name in experiment.metrics:
+            facts[f"metric {name}"] = "missing" if metric(name).missing() else "computed"
+    return facts
 
 
 def require_applicable(planned: Plan) -> None:

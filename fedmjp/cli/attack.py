@@ -210,7 +210,7 @@ def _attack(job: _Job, output: Path, console: "Console", *, fresh: bool) -> None
     from fedmjp.benchmarks.folder.scores import ScoreTable
     from fedmjp.benchmarks.plan.planning import plan, require_applicable
     from fedmjp.benchmarks.report.figure import write_figure
-    from fedmjp.benchmarks.running.engine import Engine
+    from fedmjp.benchmarks.running.engine import Engine, jobs_of
     from fedmjp.cli.progress import TerminalProgress
     from fedmjp.threat import SCOPE
 
@@ -228,12 +228,17 @@ def _attack(job: _Job, output: Path, console: "Console", *, fresh: bool) -> None
             (output / name).unlink(missing_ok=True)
     table = ScoreTable(output, planned)
     table.write_manifest(_about(job), provenance.environment())
-    finished = len(table.finished([trial.key for trial in planned.trials]))
-    console.print(f"{finished} of {len(planned.trials)} trials are finished; device {scenario.device}.")
+    finished = table.finished([trial.key for trial in planned.trials])
+    console.print(f"{len(finished)} of {len(planned.trials)} trials are finished; device {scenario.device}.")
     with TerminalProgress(console) as progress:
-        progress.attacks(len(planned.trials) - finished)
+        progress.attacks(len(planned.trials) - len(finished))
         for part, source in zip(planned.parts, job.sources, strict=True):
-            Engine(part.experiment, folder, table, progress, source).run(part.trials)
+            engine = Engine(part.experiment, source, progress)
+            for work in jobs_of(0, part.trials, finished):
+                for results in engine.results(work.trials):
+                    folder.save(results.pictures)
+                    table.put(results.rows)
+                    progress.trials(len(results.rows))
     print_scores(planned.cells, table.trials(), console)
     files = [SCORES, "manifest.json"]
     if pictured := [trial for trial in planned.trials if trial.cell.reveals == "pictures"]:
@@ -284,7 +289,7 @@ def _attacks(options: Mapping[str, Any]) -> "tuple[AttackConfig, ...]":
 
 def _prepare_direct(options: Mapping[str, Any], named: set[str], console: "Console") -> _Job:
     """Choose the pictures, and plan to compute their uploads here."""
-    from fedmjp.attacks.natural_patches import measured_on
+    from fedmjp.attacks.held_out import measured_on
     from fedmjp.benchmarks.plan.experiment import experiments_of
     from fedmjp.benchmarks.uploads.direct import DirectUploads, Memory
     from fedmjp.data.selection import open_source, select

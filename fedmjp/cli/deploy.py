@@ -226,5 +226,5 @@ def check(folder: Folder) -> None:
     from fedmjp.benchmarks.deployment.layout import Deployment
 
     console = wide_console()
-    if not checked(Deployment(folder), lambda attempt: tell(console, attempt.line)):
+    if not checked(Deployment(folder), lambda intrusion: tell(console, intrusion.line)):
         raise typer.Exit(NOT_REFUSED)

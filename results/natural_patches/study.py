@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedmjp import provenance
-from fedmjp.attacks.natural_patches import PROVENANCE, TABLE
-from fedmjp.attacks.picture_lists import DIGITS
+from fedmjp.attacks.held_out import DIGITS, MEASURED
+from fedmjp.attacks.natural_patches import TABLE
 from fedmjp.data.selection import open_source
 from fedmjp.running import run_function
 
@@ -52,7 +52,7 @@ def main(pictures: Annotated[Path, typer.Option(help="FOLDER/CLASS/picture.")]) 
         "pictures": sorted(Path(name).name for name in names),
         "sha256": digests,
     }
-    PROVENANCE.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    MEASURED.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     typer.echo(f"{len(names)} pictures, {TABLE.stat().st_size / 1000:.0f} kB")
 
 

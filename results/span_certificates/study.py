@@ -210,7 +210,7 @@ def patch_bounds(upload: Upload, batch: PrivateBatch, model: VitClassifier) -> t
     setup = equations(upload, facts, model)
     second = SecondBlock.of(upload, model, 1 + len(facts.mask))
     patches = to_patches((batch.clean.double() - model.mean.double()) / model.std.double(), model.patch_size)[0]
-    truth = (patches - facts.known) @ facts.basis.mT
+    truth = (patches - facts.outside) @ facts.basis.mT
     tokens = setup.tokens(truth, torch.arange(len(truth)))
     attention = setup.block.attention(tokens, setup.block.keys_values(torch.cat([setup.class_token, tokens])))
     bounds = []

@@ -1,4 +1,4 @@
-"""What a stranger tries against a deployment, each by the means that it would have."""
+"""Intrusions that a stranger tries against a deployment, each by the means that it would have."""
 
 import http.client
 import ipaddress
@@ -40,8 +40,8 @@ DETOURS = (
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """Something that was tried, and what became of it; "open" is what open Flower cannot refuse, as the guide says."""
+class Intrusion:
+    """An intrusion that was tried, and its outcome; "open" is what open Flower cannot refuse, as the guide says."""
 
     what: str
     outcome: Outcome
@@ -49,34 +49,39 @@ class Attempt:
 
     @property
     def line(self) -> str:
-        """For the user."""
+        """Write the intrusion as a line for the user."""
         return f"{self.outcome:<20}{self.what}" + (f": {self.why}" if self.why else "")
 
 
-class RefusedError(Exception):
-    """What was tried did not succeed; the message says how."""
+class ExpectedRefusalError(Exception):
+    """The refusal of an attempt; the message says how it was refused."""
 
 
-def tried(what: str, action: Callable[[], str]) -> Attempt:
-    """Do what must fail: whether it did, and how.
+def try_intrusion(title: str, action: Callable[[], str]) -> Intrusion:
+    """Try what must fail, and report what became of it.
 
     Args:
-        what: In words.
-        action: Raises ``RefusedError``, or what clients of Flower raise of a refusal; returns what it got otherwise.
+        title: The intrusion in words.
+        action: Raises ``ExpectedRefusalError``, or what clients of Flower raise of a refusal; returns what it got
+            otherwise.
     """
     try:
-        return Attempt(what, "NOT REFUSED", action())
-    except RefusedError as refused:
-        return Attempt(what, "refused", str(refused))
+        return Intrusion(title, "NOT REFUSED", action())
+    except ExpectedRefusalError as refused:
+        return Intrusion(title, "refused", str(refused))
     except httpx.HTTPStatusError as error:
         outcome: Outcome = "refused" if error.response.status_code in REFUSALS else "could not be tried"
-        return Attempt(what, outcome, flower.refusal_text(error))
+        return Intrusion(title, outcome, flower.refusal_text(error))
     except Exception as error:  # noqa: BLE001 (whatever it is, nothing was shown)
-        return Attempt(what, "could not be tried", f"{type(error).__name__}: {error}")
+        return Intrusion(title, "could not be tried", f"{type(error).__name__}: {error}")
 
 
-def without_a_run(deployment: Deployment) -> Iterator[Attempt]:
-    """All that can be tried while nothing runs: keys, TLS, and ways past the proxy."""
+def try_without_run(deployment: Deployment) -> Iterator[Intrusion]:
+    """Try all that can be tried while nothing runs: keys, TLS, and ways past the proxy.
+
+    Args:
+        deployment: That is up.
+    """
     config, stranger = deployment.config(), certificates.make_key()
     outside, inside = f"{LOOPBACK}:{config.port}", f"{LOOPBACK}:{config.inside}"
 
@@ -111,21 +116,21 @@ def without_a_run(deployment: Deployment) -> Iterator[Attempt]:
         with flower.control_client(address, deployment.authority) as client:
             return f"{len(client.ListRuns(ListRunsRequest()).run_dict)} runs are listed"
 
-    yield tried("a SuperNode with a key that is not registered", activate)
-    yield tried("a SuperNode that registers itself", enrol)
-    yield tried("a SuperNode without a key", no_key)
-    yield tried("plain text instead of TLS", plain)
-    yield tried("another server with a certificate of another authority", lambda: impostor(deployment))
-    yield tried("the control API from outside", lambda: list_runs(outside))
-    yield tried("the runtime API from outside", lambda: acquire(outside))
-    yield tried("ways around the proxy's rules", lambda: detours(deployment))
-    yield tried("a task of the server's, from the server itself, without its secret", lambda: acquire(inside))
-    yield tried("the SuperLink's own port from another machine", lambda: exposed(config.inside))
-    known = tried("submitting apps from any account of the server itself", lambda: list_runs(inside))
-    yield Attempt(known.what, "open", "Flower has no login there") if known.outcome == "NOT REFUSED" else known
+    yield try_intrusion("a SuperNode with a key that is not registered", activate)
+    yield try_intrusion("a SuperNode that registers itself", enrol)
+    yield try_intrusion("a SuperNode without a key", no_key)
+    yield try_intrusion("plain text instead of TLS", plain)
+    yield try_intrusion("another server with a certificate of another authority", lambda: _trust_impostor(deployment))
+    yield try_intrusion("the control API from outside", lambda: list_runs(outside))
+    yield try_intrusion("the runtime API from outside", lambda: acquire(outside))
+    yield try_intrusion("ways around the proxy's rules", lambda: _take_detours(deployment))
+    yield try_intrusion("a task of the server's, from the server itself, without its secret", lambda: acquire(inside))
+    yield try_intrusion("the SuperLink's own port from another machine", lambda: _knock(config.inside))
+    local = try_intrusion("submitting apps from any account of the server itself", lambda: list_runs(inside))
+    yield Intrusion(local.what, "open", "Flower has no login there") if local.outcome == "NOT REFUSED" else local
 
 
-def detours(deployment: Deployment) -> str:
+def _take_detours(deployment: Deployment) -> str:
     """Ask for what the proxy must not let through, under other spellings of its path."""
     through = []
     for path in DETOURS:
@@ -140,38 +145,38 @@ def detours(deployment: Deployment) -> str:
                 connection.close()
     if through:
         return ", ".join(through)
-    raise RefusedError(f"{2 * len(DETOURS)} spellings")
+    raise ExpectedRefusalError(f"{2 * len(DETOURS)} spellings")
 
 
-def exposed(port: int) -> str:
+def _knock(port: int) -> str:
     """Knock at a port by the addresses of this machine that others can reach."""
-    found = (address for addresses in psutil.net_if_addrs().values() for address in addresses)
-    others = sorted(
+    listed = (address for addresses in psutil.net_if_addrs().values() for address in addresses)
+    reachable = sorted(
         address.address
-        for address in found
+        for address in listed
         if address.family in (socket.AF_INET, socket.AF_INET6) and not ipaddress.ip_address(address.address).is_loopback
     )
-    if not others:
-        raise RefusedError("this machine has no address that others could reach")
-    for address in others:
+    if not reachable:
+        raise ExpectedRefusalError("this machine has no address that others could reach")
+    for address in reachable:
         try:
             with socket.create_connection((address, port), timeout=5):
                 return f"{address}:{port} answers"
         except OSError:
             continue
-    raise RefusedError(f"{', '.join(others)}: nobody answers on port {port}")
+    raise ExpectedRefusalError(f"{', '.join(reachable)}: nobody answers on port {port}")
 
 
-def impostor(deployment: Deployment) -> str:
+def _trust_impostor(deployment: Deployment) -> str:
     """Have a SuperNode connect to a server that has another authority's certificate."""
-    with _impostor(deployment) as port:
+    with _start_impostor(deployment) as port:
         key = certificates.make_key()
         with flower.fleet_client(f"localhost:{port}", deployment.authority, key) as client:
             try:
                 flower.activate(client, key)
             except httpx.ConnectError as error:
                 if "certificate" in str(error).lower():
-                    raise RefusedError("the SuperNode does not trust it") from None
+                    raise ExpectedRefusalError("the SuperNode does not trust it") from None
                 raise
             except httpx.HTTPError:
                 return "the SuperNode spoke to it"
@@ -179,8 +184,8 @@ def impostor(deployment: Deployment) -> str:
 
 
 @contextmanager
-def _impostor(deployment: Deployment) -> Iterator[int]:
-    """A server that anybody could start; the port that it listens on."""
+def _start_impostor(deployment: Deployment) -> Iterator[int]:
+    """Start a server that anybody could start; yield the port that it listens on."""
     authority_key, key = certificates.make_key(), certificates.make_key()
     certificate = certificates.make_server(key, certificates.make_authority(authority_key), authority_key, "localhost")
     file = deployment.empty / "impostor.pem"
@@ -202,7 +207,12 @@ def _shake_hands(listener: socket.socket, context: ssl.SSLContext) -> None:
         return
 
 
-def files_with(folders: list[Path], needle: bytes) -> list[Path]:
-    """Files in folders that hold these bytes."""
+def find_files_with(folders: list[Path], needle: bytes) -> list[Path]:
+    """List the files in folders that hold these bytes.
+
+    Args:
+        folders: Searched with all below them.
+        needle: The bytes.
+    """
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
     return [path for path in files if needle in path.read_bytes()]
