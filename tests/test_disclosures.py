@@ -29,6 +29,7 @@ from fedmjp.benchmarks.report.publish import publish
 from fedmjp.benchmarks.report.render import render
 from fedmjp.benchmarks.running.engine import Engine
 from fedmjp.benchmarks.running.progress import RunProgress
+from fedmjp.benchmarks.running.runner import Recorder, run_experiment
 from fedmjp.benchmarks.running.verify import verify
 from fedmjp.benchmarks.uploads.direct import DirectUploads
 from fedmjp.benchmarks.uploads.source import RecordedUploads
@@ -285,7 +286,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> tuple[OutputFolder, Pr
     store, console = output.store(), Console(file=io.StringIO(), width=200)
     for part in prepared.plan.parts:
         source = DirectUploads(part.experiment, prepared.selection)
-        Engine(part.experiment, output, store, RunProgress(), source).run(part.trials)
+        run_experiment(Engine(part.experiment, source), part.trials, Recorder(output, store, RunProgress()))
     assert render(prepared.ledger, store, output, console, prepared.plan).empty
     assert verify(output, prepared.ledger, store).problems == []
     return output, prepared, console.file.getvalue()

@@ -166,6 +166,7 @@ def attack(
     from fedmjp.benchmarks.plan.planning import plan, require_applicable
     from fedmjp.benchmarks.report.render import FIGURE, render
     from fedmjp.benchmarks.running.engine import Engine
+    from fedmjp.benchmarks.running.runner import Recorder, run_experiment
     from fedmjp.benchmarks.uploads.rounds import open_records
     from fedmjp.cli.progress import TerminalProgress
     from fedmjp.threat import SCOPE
@@ -197,7 +198,7 @@ def attack(
     with TerminalProgress(console) as progress:
         progress.attacks(len(planned.trials) - finished)
         for part, source in zip(planned.parts, sources, strict=True):
-            Engine(part.experiment, folder, store, progress, source).run(part.trials)
+            run_experiment(Engine(part.experiment, source, progress), part.trials, Recorder(folder, store, progress))
     failed = render(ledger, store, folder, console, planned)
     tell_outcome(failed, output, console, problems, figure=(output / FIGURE).exists())
 
