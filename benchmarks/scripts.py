@@ -10,19 +10,16 @@ from typing import Annotated, Any, TypeVar
 import click
 import pandas as pd
 import typer
-from rich.console import Console
 
 import fedmjp
 from fedmjp import provenance
 from fedmjp.attacks.held_out import developed_on, seen_before
-from fedmjp.benchmarks.folder.output import write_json
 from fedmjp.benchmarks.folder.study import keep_rows
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import LabelledPicture, PictureSource
 from fedmjp.data.selection import Selection, open_source, select
 
 Pictures = Annotated[str, typer.Option(help="FOLDER/CLASS/picture.", metavar="FOLDER")]
-Json = Annotated[Path, typer.Option(help="Where the figures go.", metavar="FILE")]
 Result = TypeVar("Result")
 
 
@@ -77,22 +74,10 @@ def keep_table(folder: Path, rows: pd.DataFrame, about: Mapping[str, Any]) -> No
     keep_rows(folder, rows, {"command": command_line(), **about, **provenance.environment()})
 
 
-def keep_figures(path: Path, figures: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Print figures and write them with the command and the environment that they come from.
-
-    Args:
-        path: JSON file to write.
-        figures: What was measured, ready for JSON.
-        about: Further entries of the file, ready for JSON.
-    """
-    write_json(path, {"command": command_line(), **about, **figures, **provenance.environment()})
-    Console().print_json(data=figures)
-
-
 def command_line() -> str:
     """Return the running command as it is published: the metavar stands for files and folders of this machine."""
     context = click.get_current_context()
-    words = [f"python {_script()}", *context.command_path.split()[1:]]
+    words = [f"python {_script()}", *([context.info_name or ""] if context.parent else [])]
     for option in context.command.params:
         value = context.params[str(option.name)]
         if value is None or value is False:

@@ -12,7 +12,7 @@ from flwr.app import RecordDict
 
 from fedmjp.processes import end_with_parent
 from fedmjp.scenario import TrainingScenario
-from fedmjp.training.together import ALONE, Together, joined
+from fedmjp.training.process_group import SINGLE, ProcessGroup, join_group
 
 if TYPE_CHECKING:
     from fedmjp.clients.training import LocalTraining
@@ -30,7 +30,7 @@ def count_processes(scenario: TrainingScenario) -> int:
 
 
 @contextmanager
-def start_helpers(local: "LocalTraining", content: RecordDict, processes: int) -> Iterator[Together]:
+def start_helpers(local: "LocalTraining", content: RecordDict, processes: int) -> Iterator[ProcessGroup]:
     """Start further processes, which take the same steps as this one, for a while.
 
     Args:
@@ -42,19 +42,19 @@ def start_helpers(local: "LocalTraining", content: RecordDict, processes: int) -
         TrainingError: If one of them failed.
     """
     if processes == 1:
-        yield ALONE
+        yield SINGLE
         return
     spawn = multiprocessing.get_context("spawn")  # CUDA cannot be used after a fork
     with tempfile.TemporaryDirectory() as folder:
         meeting = (Path(folder) / "meeting").as_uri()
         helpers = [
-            spawn.Process(target=_help, args=(local, content, Together(number, processes), meeting), daemon=True)
+            spawn.Process(target=_help, args=(local, content, ProcessGroup(number, processes), meeting), daemon=True)
             for number in range(1, processes)
         ]
         for helper in helpers:
             helper.start()
         try:
-            with joined(Together(0, processes), local.scenario.device, meeting) as group:
+            with join_group(ProcessGroup(0, processes), local.scenario.device, meeting) as group:
                 yield group
         finally:
             for helper in helpers:
@@ -62,9 +62,9 @@ def start_helpers(local: "LocalTraining", content: RecordDict, processes: int) -
                 helper.join()
 
 
-def _help(local: "LocalTraining", content: RecordDict, group: Together, meeting: str) -> None:
+def _help(local: "LocalTraining", content: RecordDict, group: ProcessGroup, meeting: str) -> None:
     end_with_parent()  # also in the middle of waiting for the others
     if local.scenario.device == "cuda":
         torch.cuda.set_device(group.number)
-    with joined(group, local.scenario.device, meeting):
+    with join_group(group, local.scenario.device, meeting):
         local.help(content, group)

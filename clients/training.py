@@ -32,7 +32,7 @@ from fedmjp.records import record_name
 from fedmjp.scenario import TrainingScenario
 from fedmjp.seeds import derive
 from fedmjp.training.loop import Anchor, EpochReport, Schedule, Trainer
-from fedmjp.training.together import ALONE, Together
+from fedmjp.training.process_group import SINGLE, ProcessGroup
 from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS, evaluator_folder
 
 
@@ -216,7 +216,7 @@ class LocalTraining:
                     "set it to the largest number of any client"
                 )
 
-    def help(self, content: RecordDict, group: Together) -> None:
+    def help(self, content: RecordDict, group: ProcessGroup) -> None:
         """Train this process's part of every batch, for the process that answers.
 
         Args:
@@ -242,7 +242,7 @@ class LocalTraining:
         learnt = {name: value for name, value in model.named_parameters() if value.requires_grad}
         return {name: value.detach() - start[name] for name, value in learnt.items()}, metrics
 
-    def _train(self, model: Classifier, content: RecordDict, group: Together) -> list[EpochReport]:
+    def _train(self, model: Classifier, content: RecordDict, group: ProcessGroup) -> list[EpochReport]:
         """Train the local epochs, and report each."""
         instructions: Any = content["config"]
         mu, epochs = float(instructions.get("proximal-mu", 0.0)), self.training.local_epochs
@@ -268,7 +268,7 @@ class LocalTraining:
             if described:
                 self._leave(batch, trainer, epoch, step)
             if self._defences_need_model:
-                self.seen.append(trainer.shown(batch, epoch, step).arranged)
+                self.seen.append(trainer.prepare(batch, epoch, step).arranged)
             yield batch
 
     def _gradient(self, model: Classifier) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -281,7 +281,7 @@ class LocalTraining:
             raise TrainingError(f"client {self.client} has no picture that can be read in round {self.server_round}")
         self._leave(batch, trainer, epoch, step)
         gradient, loss = trainer.gradient(batch, epoch, step)
-        self.seen.append(trainer.shown(batch, epoch, step).arranged)
+        self.seen.append(trainer.prepare(batch, epoch, step).arranged)
         metrics = {
             EXAMPLES: len(batch.labels),
             "pictures": len(batch.labels),
@@ -294,7 +294,7 @@ class LocalTraining:
         """Leave a batch that an upload is computed from, as it goes into the network."""
         if self.left is None:
             return
-        visible = trainer.shown(batch, epoch, step).arranged
+        visible = trainer.prepare(batch, epoch, step).arranged
         private = PrivateBatch(
             clean=batch.images,
             shuffled=visible.images.cpu(),
@@ -310,7 +310,7 @@ class LocalTraining:
     def _steps(self) -> int:
         return steps_per_epoch(len(self.indices), self.training.recipe)
 
-    def _trainer(self, model: Classifier, epochs: int, group: Together = ALONE) -> Trainer:
+    def _trainer(self, model: Classifier, epochs: int, group: ProcessGroup = SINGLE) -> Trainer:
         return Trainer(
             model,
             self.training,
@@ -319,11 +319,11 @@ class LocalTraining:
             seed=self.seed,
             purpose=("client", self.client),
             noise=self.noise,
-            together=group,
+            group=group,
         )
 
     def _epochs(
-        self, trainer: Trainer, epochs: Sequence[int], *, skip: int = 0, group: Together = ALONE
+        self, trainer: Trainer, epochs: Sequence[int], *, skip: int = 0, group: ProcessGroup = SINGLE
     ) -> Iterator[tuple[int, Iterator[Batch]]]:
         return training_epochs(
             self.pictures,

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from fedmjp.models.classifier import Classifier
 
 
-def _is_honest(server: object) -> bool:
-    return server is None
-
-
 class Turn(NamedTuple):
     """A client's upload in one round: which of its batches, and which repetition of it."""
 
@@ -48,11 +44,7 @@ class FederationSetup(Defended):
         allow_inf_nan=False,
         description="by default 0 for single batches, which keeps the weights; else the strategy's",
     )
-    server: Server = Field(
-        None,
-        exclude_if=_is_honest,
-        description="how the server changes the weights that it sends; by default not at all",
-    )
+    server: Server = Field(None, description="how the server changes the weights that it sends; by default not at all")
     seed: int = Field(0, ge=0, le=MAX_SEED, description="of choice of pictures, masks and noise")
     device: Literal["cpu", "cuda"] = "cpu"
 

@@ -181,11 +181,12 @@ def _read_honest(value: object) -> object:
     return None if value in (HONEST, "") else value
 
 
-Server = Annotated[ServerConfig | None, BeforeValidator(_read_honest)]
-
-
 def _is_honest(server: object) -> bool:
     return server is None
+
+
+# Records and digests state a server only where it changes weights.
+Server = Annotated[ServerConfig | None, BeforeValidator(_read_honest), Field(exclude_if=_is_honest)]
 
 
 class ThreatModel(ClientStep):
@@ -202,9 +203,7 @@ class ThreatModel(ClientStep):
     labels_known: bool = Field(False, description="is told the labels, in no particular order")
     uploads_per_picture: int = Field(1, ge=1, description="of the same client, under masks drawn independently")
     defences: Defences = Field((), description="what clients do to updates before they leave")
-    server: Server = Field(
-        None, exclude_if=_is_honest, description="how it changes the weights that it sends; by default it does not"
-    )
+    server: Server = Field(None, description="how it changes the weights that it sends; by default it does not")
 
     @model_validator(mode="after")
     def _require_possible_order(self) -> ThreatModel:

@@ -16,7 +16,7 @@ from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Keep, Pl
 from fedmjp.benchmarks.plan.planning import plan
 from fedmjp.benchmarks.running.engine import Engine
 from fedmjp.benchmarks.running.progress import RunProgress
-from fedmjp.benchmarks.running.workers import Setup
+from fedmjp.benchmarks.running.runner import Recorder, Setup, run_experiment
 from fedmjp.benchmarks.uploads.direct import DirectUploads
 from fedmjp.benchmarks.uploads.source import FederatedRun, RecordedUploads
 from fedmjp.data.pictures import PictureEntry
@@ -57,13 +57,14 @@ def small_campaign(
     mask_ratios: Sequence[float] = (0.27, 0.5),
     attacks: Sequence[object] = ATTACKS,
     keep: Keep = "extremes",
+    source: str = "bundled",
     **grid: object,
 ) -> tuple[Plan, Setup]:
     """DeiT-Ti with and without MJP in three settings, all on the same pictures, unless the grid says otherwise."""
     campaign = Campaign.parse(
         {
             "name": "small",
-            "data": {"pictures": pictures},
+            "data": {"source": source, "pictures": pictures},
             "grids": [{"models": ["deit_tiny"], "attacks": attacks, "mask_ratios": mask_ratios, **grid}],
             "seeds": seeds,
             "metrics": ("mse", "psnr"),
@@ -161,9 +162,8 @@ def run(plan: Plan, output: OutputFolder, record: Callable[..., None] = record_d
     federated = FederatedRun(plan, output.run, RunProgress(), record)
     error = federated.prepare() if len(store.finished(keys)) < len(keys) else None
     for part in plan.parts:
-        Engine(part.experiment, output, store, RunProgress(), RecordedUploads(part.experiment, output.run)).run(
-            part.trials, error
-        )
+        engine = Engine(part.experiment, RecordedUploads(part.experiment, output.run))
+        run_experiment(engine, part.trials, Recorder(output, store, RunProgress()), error)
     if len(store.finished(keys)) == len(keys):
         federated.finish()
 

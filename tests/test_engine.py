@@ -17,7 +17,7 @@ from fedmjp.benchmarks.folder.store import Store, Trial
 from fedmjp.benchmarks.plan.experiment import Plan
 from fedmjp.benchmarks.running.engine import Engine, jobs
 from fedmjp.benchmarks.running.progress import RunProgress
-from fedmjp.benchmarks.running.runner import run_local
+from fedmjp.benchmarks.running.runner import Recorder, run_experiment, run_local
 from fedmjp.benchmarks.uploads import direct
 from fedmjp.benchmarks.uploads.direct import DirectUploads
 from fedmjp.benchmarks.uploads.source import Batch, RecordedUploads
@@ -141,7 +141,9 @@ def test_jobs_of_the_same_weights_follow_each_other_and_cover_what_is_missing(tm
         assert all(trial in plan.parts[job.part].trials for trial in job.trials)
     experiment = setup.experiments[found[0].part]
     source = DirectUploads(experiment, setup.selection)
-    Engine(experiment, setup.output, store, RunProgress(), source).work(found[0])
+    recorder = Recorder(setup.output, store, RunProgress())
+    for results in Engine(experiment, source).results(found[0].trials):
+        recorder.write(results)
     assert jobs(plan, store.finished([trial.key for trial in plan.trials])) == found[1:]
 
 
@@ -238,7 +240,7 @@ def test_what_an_attack_does_to_its_model_never_reaches_the_clients(
     store = Store.at(output.database)
     for part in plan.parts:
         source = DirectUploads(part.experiment, select_for(part.experiment.scenario))
-        Engine(part.experiment, output, store, RunProgress(), source).run(part.trials)
+        run_experiment(Engine(part.experiment, source), part.trials, Recorder(output, store, RunProgress()))
     direct._attackers_model.cache_clear()  # other tests' attackers get theirs as it was sent
     assert seen == [], "no picture of a client passes through the attacker's model"
     psnr = [

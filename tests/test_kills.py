@@ -18,10 +18,9 @@ import pytest
 import torch
 
 from fedmjp.benchmarks.federation.guard import MODULE, PREFIX, SUPEREXEC, end_abandoned
-from fedmjp.benchmarks.folder.pictures import save_png
+from fedmjp.benchmarks.folder.pictures import png_of, save_png
 from fedmjp.benchmarks.plan.experiment import Plan
-from fedmjp.benchmarks.running.runner import run_local
-from fedmjp.benchmarks.running.workers import Setup
+from fedmjp.benchmarks.running.runner import Setup, run_local
 from fedmjp.errors import FedmjpError, StoreError
 from fedmjp.files import PARTIAL
 from tests.experiments import Told, files, moved, rows, small_campaign
@@ -168,7 +167,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_next_goes_on(
 def save_on_a_full_disk(path: Path, line: "Connection[object, object]") -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
     try:
-        save_png(torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0)), path)
+        save_png(png_of(torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0))), path)
     except FedmjpError as error:
         line.send(str(error))
 

@@ -13,8 +13,7 @@ from fedmjp.benchmarks.folder.ledger import Ledger
 from fedmjp.benchmarks.folder.pictures import files_of
 from fedmjp.benchmarks.plan.experiment import Keep, Plan, PlannedTrial
 from fedmjp.benchmarks.running.retention import Retention, extremes
-from fedmjp.benchmarks.running.runner import run_local
-from fedmjp.benchmarks.running.workers import Setup
+from fedmjp.benchmarks.running.runner import Setup, run_local
 from tests.experiments import Told, files, moved, rows, small_campaign
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 
@@ -18,8 +17,7 @@ from fedmjp.benchmarks.folder.output import OutputFolder
 from fedmjp.benchmarks.plan.experiment import Experiment
 from fedmjp.benchmarks.plan.planning import plan
 from fedmjp.benchmarks.running.engine import Job, jobs
-from fedmjp.benchmarks.running.runner import Foreman, run_local
-from fedmjp.benchmarks.running.workers import Setup
+from fedmjp.benchmarks.running.runner import Foreman, Setup, run_local
 from fedmjp.benchmarks.uploads import direct as direct_uploads
 from fedmjp.benchmarks.uploads.direct import DirectUploads, Memory
 from fedmjp.benchmarks.uploads.source import RecordedUploads, played
@@ -32,6 +30,7 @@ from fedmjp.records import Upload, weights_digest
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
+from tests.boards import attack_board
 from tests.conftest import batch_of, small_model, small_scenario, upload_of
 from tests.experiments import Told
 from tests.several_uploads import Witness, record, reply, witness, write_manifest
@@ -172,7 +171,8 @@ def test_a_campaign_computes_every_upload_once(witness: str, tmp_path: Path, mon
 
 def test_a_worker_goes_on_with_the_uploads_that_it_has_computed() -> None:
     waiting = deque(Job(part, (), uploads) for uploads in range(3) for part in range(3))
-    foreman: Any = Foreman(*[None] * 5)  # type: ignore[arg-type]
+    foreman: Any = Foreman.__new__(Foreman)
+    foreman._computed = {}
     order = [(slot, foreman._next(slot, waiting)) for slot in (0, 1, 0, 1, 0, 0, 1, 0, 1)]
     assert [(slot, job.uploads) for slot, job in order] == [
         (0, 0), (1, 1), (0, 0), (1, 1), (0, 0), (0, 2), (1, 1), (0, 2), (1, 2),
@@ -267,7 +267,7 @@ def test_a_recording_of_several_uploads_is_attacked(
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
-    board = pd.read_csv(tmp_path / "attack" / "leaderboard.csv").set_index("attack")
+    board = attack_board(tmp_path / "attack").set_index("attack")
     assert board.loc["witness", "threat_uploads_per_picture"] == 2
     assert board.loc["witness", "defence"] == "mjp + prune:kept=0.5 + gaussian + round"
 

@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from fedmjp.benchmarks.plan.experiment import Plan
-from fedmjp.benchmarks.running.runner import run_local
-from fedmjp.benchmarks.running.workers import Setup
+from fedmjp.benchmarks.running.engine import jobs
+from fedmjp.benchmarks.running.runner import Pace, Setup, run_local
 from fedmjp.errors import StoreError
 from tests.experiments import Told, files, moved, rows, small_campaign
 from tests.processes import title
@@ -17,7 +17,7 @@ from tests.processes import title
 
 def workers() -> int:
     titles = map(title, psutil.Process().children(recursive=True))
-    return sum(each is not None and each[0].startswith("ray::_Remote") for each in titles)
+    return sum(each is not None and each[0].startswith("ray::Worker") for each in titles)
 
 
 def left_behind(started: list[psutil.Process]) -> list[tuple[str, list[str]]]:
@@ -127,3 +127,42 @@ def test_an_error_in_the_parent_leaves_no_process_behind(quick: tuple[Plan, Setu
         run_local(plan, setup, workers=2, progress=Interrupted())
     assert not left_behind(started)
     assert 0 < len(rows(plan, setup)) < len(plan.trials)
+
+
+def test_the_time_that_is_left_is_told_by_the_part_of_each_job(tmp_path: Path) -> None:
+    plan, _ = small_campaign(tmp_path, seeds=(0,))
+    first, second = jobs(plan)[:2]
+    pace = Pace()
+    assert pace.remaining([first]) == 0
+    pace.add(first, 10.0)
+    assert pace.remaining([first, first]) == pytest.approx(20)
+    rate = 10 / len(first.trials)
+    assert pace.remaining([second]) == pytest.approx(rate * len(second.trials)), "a part of which nothing is known"
+    pace.add(second, 1.0)
+    assert pace.remaining([first, second]) == pytest.approx(11)
+
+
+def test_a_few_trials_of_each_part_are_run_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedmjp.benchmarks.running.engine.CHUNK", 1)
+    plan, _ = small_campaign(tmp_path, seeds=(0,))
+    parts = [job.part for job in jobs(plan)]
+    count = len(set(parts))
+    assert len(parts) > count
+    assert len(set(parts[:count])) == count
+
+
+def test_time_left_is_told_while_a_campaign_runs(quick: tuple[Plan, Setup]) -> None:
+    plan, setup = quick
+
+    class Watching(Told):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seconds: list[float] = []
+
+        def time_left(self, seconds: float) -> None:
+            self.seconds.append(seconds)
+
+    progress = Watching()
+    run_local(plan, setup, workers=1, progress=progress)
+    assert progress.seconds[0] > 0
+    assert progress.seconds[-1] == 0

@@ -11,12 +11,11 @@ from fedmjp.arithmetic import Arithmetic
 from fedmjp.attacks.held_out import developed_on, seen_before
 from fedmjp.benchmarks.campaign.spec import Campaign
 from fedmjp.benchmarks.folder.ledger import Ledger
-from fedmjp.benchmarks.leaderboard.entries import RECOGNISABLE
 from fedmjp.benchmarks.plan.experiment import Experiment, Plan
 from fedmjp.benchmarks.plan.planning import plan
 from fedmjp.data.datasets import DatasetPictures
 from fedmjp.data.selection import Selection, open_source, pick, select
-from fedmjp.metrics import DISCLOSED
+from fedmjp.metrics import DISCLOSED, RECOGNISABLE
 from fedmjp.models.build import build
 from fedmjp.training import run_folder
 

@@ -16,8 +16,6 @@ from fedmjp.errors import OutputError
 from fedmjp.files import replacing
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fedmjp.benchmarks.federation.simulation import RunFolder
 
 MARK = ".fedmjp"
@@ -51,14 +49,17 @@ class OutputFolder:
 
         return RunFolder(self.root / "run")
 
-    def save(self, images: Mapping[str, Tensor]) -> None:
-        """Write pictures, as a ``PictureKeeper`` does.
+    def save(self, pictures: Mapping[str, bytes]) -> None:
+        """Write PNG files into the folder of pictures.
+
+        Args:
+            pictures: Content by the name of each file.
 
         Raises:
             OutputError: If they cannot be written.
         """
-        for name, image in images.items():
-            save_png(image, self.pictures / name)
+        for name, content in pictures.items():
+            save_png(content, self.pictures / name)
 
     def in_use(self) -> bool:
         """Whether a run is writing to it."""

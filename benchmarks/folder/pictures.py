@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -24,23 +23,16 @@ if TYPE_CHECKING:
     from fedmjp.benchmarks.plan.experiment import PlannedTrial
 
 
-class PictureKeeper(Protocol):
-    """Where a run's pictures go: a folder or a database."""
-
-    def save(self, images: Mapping[str, Tensor]) -> None:
-        """Keep (3, height, width) images in [0, 1] by the names of their files, each whole or not at all."""
-
-
-def save_png(image: Tensor, path: Path) -> None:
-    """Write a (3, height, width) image in [0, 1] as 8-bit PNG, whole or not at all.
+def save_png(content: bytes, path: Path) -> None:
+    """Write the content of a PNG file, whole or not at all.
 
     Raises:
         OutputError: If it cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as partial:  # several processes write the same original
-            _eight_bits(image).save(partial, format="PNG")
+        with replacing(path) as partial:
+            partial.write_bytes(content)
     except OSError as error:
         raise OutputError(
             f"{path} cannot be written: {error.strerror or error}; finished trials are kept, make room and run again"
@@ -48,14 +40,11 @@ def save_png(image: Tensor, path: Path) -> None:
 
 
 def png_of(image: Tensor) -> bytes:
-    """The content of the file that ``save_png`` writes."""
+    """Encode a (3, height, width) image in [0, 1] as 8-bit PNG."""
     content = BytesIO()
-    _eight_bits(image).save(content, format="PNG")
+    pixels = (image * 255).round().byte().permute(1, 2, 0).cpu().numpy()
+    Image.fromarray(pixels).save(content, format="PNG")
     return content.getvalue()
-
-
-def _eight_bits(image: Tensor) -> Image.Image:
-    return Image.fromarray((image * 255).round().byte().permute(1, 2, 0).cpu().numpy())
 
 
 def load_png(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:

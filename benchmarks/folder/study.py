@@ -21,6 +21,7 @@ from pyarrow import parquet
 
 from fedmjp.benchmarks.folder.ledger import CELLS, COLUMNS, Ledger
 from fedmjp.benchmarks.folder.output import OutputFolder, write_json
+from fedmjp.benchmarks.folder.scores import holds_scores, read_scores
 from fedmjp.benchmarks.folder.store import TRIAL_COLUMNS, RecordedTrials, frame_of
 from fedmjp.errors import OutputError
 from fedmjp.files import read_file, replacing, require_regular
@@ -157,6 +158,8 @@ def open_results(output: OutputFolder, database: str = "") -> tuple[Ledger, Reco
         return Ledger.load(output.root), output.store(database)
     if holds_study(output.root):
         return read_study(output.root)
+    if holds_scores(output.root):
+        return read_scores(output.root)
     raise OutputError(
         f"{output.root} holds neither trials.sqlite nor {TRIALS}; if its trials are elsewhere, name --database"
     )

@@ -56,6 +56,27 @@ def plan(experiments: Sequence[Experiment], batches: Sequence[Batches], *, uploa
     return Plan(tuple(cells.values()), tuple(parts))
 
 
+def decisive_facts(experiments: Sequence[Experiment]) -> dict[str, str]:
+    """List what must be the same on two machines that compute the same trials: versions and digests by their names.
+
+    Args:
+        experiments: The machines work on.
+
+    Raises:
+        UnknownNameError: If this machine lacks the package of an attack or a defence.
+    """
+    versions = provenance.versions()
+    facts = {"the digest of fedmjp's code": provenance.code_digest(), **{name: versions[name] for name in DECISIVE}}
+    for experiment in experiments:
+        for attack in experiment.attacks:
+            facts[f"the package of attack {attack.name}"] = _code(ATTACKS.get(attack.name).__module__)
+        for defence in experiment.scenario.defences:
+            facts[f"the package of defence {defence.name}"] = _code(DEFENCES.get(defence.name).__module__)
+        for name in experiment.metrics:
+            facts[f"metric {name}"] = "missing" if metric(name).missing() else "computed"
+    return facts
+
+
 def require_applicable(planned: Plan) -> None:
     """AttackNotApplicableError, with the reason, if one of the planned cells cannot be attacked."""
     for cell in planned.cells:

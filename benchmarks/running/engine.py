@@ -13,14 +13,14 @@ from fedmjp import provenance
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.adversary import Adversary
 from fedmjp.attacks.held_out import measured_on
-from fedmjp.benchmarks.folder.pictures import PictureKeeper, files_of
-from fedmjp.benchmarks.folder.store import Store, Trial
+from fedmjp.benchmarks.folder.pictures import files_of, png_of
+from fedmjp.benchmarks.folder.store import Trial
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Plan, PlannedTrial
 from fedmjp.benchmarks.running.progress import RunProgress
 from fedmjp.benchmarks.uploads.direct import one_upload
 from fedmjp.benchmarks.uploads.source import Batch, UploadSource, described
 from fedmjp.config import ModelConfig
-from fedmjp.errors import RecordError
+from fedmjp.errors import Failure, RecordError
 from fedmjp.exchange import Exchange
 from fedmjp.metrics.gallery import Gallery
 from fedmjp.metrics.scoring import expand_disclosure, match, score_disclosure
@@ -63,76 +63,79 @@ _Trials = Sequence[PlannedTrial]
 
 
 @dataclass(frozen=True)
+class StackResults:
+    """Rows of the trials on a few uploads, and pictures to keep: the content of PNG files by their names."""
+
+    rows: list[Trial]
+    pictures: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Engine:
-    """Works an experiment off: uploads from ``source``, rows into ``store``, pictures, if any are kept, elsewhere."""
+    """Attacks and scores the trials of one experiment; writes nothing.
+
+    Attributes:
+        experiment: Whose trials are run.
+        source: Gives the uploads.
+        progress: Hears of each attack's iterations.
+        shows_pictures: Whether results bring pictures along.
+        revision: Git revision that rows name; None asks the source tree of this process.
+    """
 
     experiment: Experiment
-    pictures: PictureKeeper | None
-    store: Store
-    progress: RunProgress
     source: UploadSource
+    progress: RunProgress = field(default_factory=RunProgress)
+    shows_pictures: bool = True
+    revision: Mapping[str, Any] | None = None
     _galleries: dict[str, Gallery] = field(default_factory=dict)  # by the weights that were sent
 
-    def run(self, planned: _Trials, source_error: str | None = None) -> None:
-        """Run the trials of this experiment that are not finished; failed ones are tried again.
+    def results(self, trials: _Trials, source_error: str | None = None) -> Iterator[StackResults]:
+        """Run trials on a few uploads, and give results stack by stack, so that an interruption loses at most one.
 
         Every trial ends as a row: "ok", or "failed" with its error.
 
         Args:
-            planned: Of this experiment.
-            source_error: Why uploads that the source does not have could not be recorded; the source's own word
-                if None.
+            trials: Of one job.
+            source_error: Why uploads that the source lacks could not be recorded; the source's own reason if None.
         """
-        for job in _jobs(0, planned, self._finished(planned)):
-            self.work(job, source_error)
-
-    def work(self, job: Job, source_error: str | None = None) -> None:
-        """Work a job off, except for trials that another run on the same database has finished since.
-
-        Rows are written stack by stack, so that an interruption loses no more than one.
-
-        Raises:
-            StoreError: If the database failed.
-            OutputError: If pictures cannot be written.
-        """
-        finished = self._finished(job.trials)
-        self.progress.trials(len(finished))
-        trials = [trial for trial in job.trials if trial.key not in finished]
         exchanges = self.source.uploads(list(_by_batch(trials)))
         recorded = {batch: exchange for batch, exchange in exchanges.items() if isinstance(exchange, Exchange)}
         reasons = {batch: source_error or reason for batch, reason in exchanges.items() if isinstance(reason, str)}
         if reasons:
             self.source.stale()
-        self._put([self._failed(trial, reasons[trial.batch]) for trial in trials if trial.batch in reasons])
+            yield StackResults(
+                [self._failed(trial, reasons[trial.batch]) for trial in trials if trial.batch in reasons]
+            )
         for attack in dict.fromkeys(trial.attack for trial in trials):
             by_batch = _by_batch(trial for trial in trials if trial.attack == attack and trial.batch in recorded)
             for stack in _in_chunks(list(by_batch), ATTACKS.get(attack.name).stack):
-                made = self._reconstruct_each(attack, {batch: recorded[batch] for batch in stack})
-                self._put([row for batch in stack for row in self._rows(by_batch[batch], recorded[batch], made[batch])])
+                outcomes = self._reconstruct_each(attack, {batch: recorded[batch] for batch in stack})
+                results = StackResults([])
+                for batch in stack:
+                    self._score(by_batch[batch], recorded[batch], outcomes[batch], results)
+                yield results
         return_free_memory()
 
-    def give_up(self, job: Job, error: str) -> None:
-        """Make what is missing of a job failed rows, without trying it again."""
-        finished = self._finished(job.trials)
-        self.store.put([self._failed(trial, error) for trial in job.trials if trial.key not in finished])
+    def give_up(self, trials: _Trials, error: str) -> StackResults:
+        """Make failed rows of trials, without trying them."""
+        return StackResults([self._failed(trial, error) for trial in trials])
 
-    def _finished(self, trials: _Trials) -> set[str]:
-        return self.store.finished([trial.key for trial in trials])
-
-    def _reconstruct_each(self, attack: AttackConfig, held: Mapping[Batch, Exchange]) -> dict[Batch, _Attacked | str]:
-        """Per upload what is disclosed, or the error that the attack ended with.
+    def _reconstruct_each(
+        self, attack: AttackConfig, held: Mapping[Batch, Exchange]
+    ) -> dict[Batch, _Attacked | Failure]:
+        """Attack each upload: what is disclosed, or the error that the attack ended with.
 
         Uploads of the same weights go in one stack; if that fails, one by one, so that an upload
         that cannot be attacked does not take the others with it.
         """
-        made: dict[Batch, _Attacked | str] = {}
+        made: dict[Batch, _Attacked | Failure] = {}
         for weights in dict.fromkeys(exchange.upload.weights for exchange in held.values()):
             stack = {batch: exchange for batch, exchange in held.items() if exchange.upload.weights == weights}
             try:
                 made |= self._reconstruct(attack, stack)
             except Exception as error:  # noqa: BLE001 (any error of an attack is a result, told upload by upload)
                 if len(stack) == 1:
-                    made |= dict.fromkeys(stack, described(error))
+                    made |= dict.fromkeys(stack, Failure(described(error)))
                     continue
                 for batch, exchange in stack.items():
                     made |= self._reconstruct_each(attack, {batch: exchange})
@@ -153,24 +156,24 @@ class Engine:
         seconds = (time.perf_counter() - started) / sum(len(self._wanted(each).pictures) for each in stack.values())
         return {batch: _Attacked(disclosed, seconds) for batch, disclosed in zip(stack, disclosures, strict=True)}
 
-    def _rows(self, trials: _Trials, recorded: Exchange, made: _Attacked | str) -> list[Trial]:
-        """Trials that share an upload and what was made of it, scored in their settings."""
-        if isinstance(made, str):
-            return [self._failed(trial, made) for trial in trials]
+    def _score(self, trials: _Trials, recorded: Exchange, outcome: _Attacked | Failure, results: StackResults) -> None:
+        """Score what was made of an upload in the settings of its trials, and add rows and pictures to the results."""
+        if isinstance(outcome, Failure):
+            results.rows.extend(self._failed(trial, outcome.reason) for trial in trials)
+            return
         private = self._wanted(recorded)
-        disclosed = expand_disclosure(made.disclosed, len(private.pictures))
-        rows: list[Trial] = []
+        disclosed = expand_disclosure(outcome.disclosed, len(private.pictures))
         for setting in sorted({trial.cell.setting for trial in trials}):
             in_setting = [trial for trial in trials if trial.cell.setting is setting]
             try:
                 values = self._scores(disclosed, private, recorded.upload.weights, setting)
             except Exception as error:  # noqa: BLE001 (any error of a score is a row)
-                rows += [self._failed(trial, described(error)) for trial in in_setting]
+                results.rows.extend(self._failed(trial, described(error)) for trial in in_setting)
                 continue
-            rows += [self._scored(trial, private, recorded.upload.weights, made, values) for trial in in_setting]
-        if isinstance(disclosed, Reconstruction):
-            self._save_pictures(trials, private, disclosed)
-        return rows
+            weights = recorded.upload.weights
+            results.rows.extend(self._scored(trial, private, weights, outcome, values) for trial in in_setting)
+        if self.shows_pictures and isinstance(disclosed, Reconstruction):
+            results.pictures.update(_pictures(trials, private, disclosed))
 
     def _wanted(self, recorded: Exchange) -> PrivateBatch:
         """What the server is after of the pictures behind an upload."""
@@ -221,23 +224,6 @@ class Engine:
             diagnostics=dict(made.disclosed.diagnostics),
         )
 
-    def _save_pictures(self, trials: _Trials, private: PrivateBatch, reconstruction: Reconstruction) -> None:
-        if self.pictures is None:
-            return
-        try:
-            order = match(reconstruction.images, private.version(private.gradient_of))
-        except RecordError:
-            return  # told by the rows
-        for trial in {trial.picture.name: trial for trial in trials}.values():
-            place = private.pictures.index(trial.picture.name)
-            images = {str(version): private.version(version)[place] for version in Picture}
-            images["reconstruction"] = reconstruction.images[order[place]]
-            self.pictures.save({path: images[which] for which, path in files_of(trial).items()})
-
-    def _put(self, rows: list[Trial]) -> None:
-        self.store.put(rows)  # a row in the store has its pictures
-        self.progress.trials(len(rows))
-
     def _failed(self, trial: PlannedTrial, error: str) -> Trial:
         return self._row(trial, status="failed", error=error)
 
@@ -248,12 +234,31 @@ class Engine:
             picture=trial.picture.name,
             picture_sha256=trial.picture.sha256,
             seed=self.experiment.scenario.seed,
-            environment=_environment(),
+            environment=_environment() if self.revision is None else _environment_at(**self.revision),
             **outcome,
         )
 
 
 _environment = lru_cache(maxsize=1)(provenance.environment)
+
+
+@lru_cache(maxsize=1)
+def _environment_at(**revision: Any) -> dict[str, Any]:
+    """Describe this machine, whose source tree is a copy of another's at a git revision."""
+    return _environment() | {"revision": revision}
+
+
+def _pictures(trials: _Trials, private: PrivateBatch, reconstruction: Reconstruction) -> Iterator[tuple[str, bytes]]:
+    """Encode the originals and the reconstruction of each private picture as PNG, by the names of the files."""
+    try:
+        order = match(reconstruction.images, private.version(private.gradient_of))
+    except RecordError:
+        return  # the rows say so
+    for trial in {trial.picture.name: trial for trial in trials}.values():
+        place = private.pictures.index(trial.picture.name)
+        images = {str(version): private.version(version)[place] for version in Picture}
+        images["reconstruction"] = reconstruction.images[order[place]]
+        yield from ((path, png_of(images[which])) for which, path in files_of(trial).items())
 
 
 def _refuse_known(batches: Iterable[PrivateBatch]) -> None:
@@ -265,12 +270,16 @@ def _refuse_known(batches: Iterable[PrivateBatch]) -> None:
 
 
 def jobs(plan: Plan, finished: Collection[str] = ()) -> list[Job]:
-    """What is missing of a plan: all of it but the trials with these keys.
+    """Cut what is missing of a plan into jobs, in an order in which models and shared uploads are computed once.
 
-    Jobs of the same weights follow each other, so that models are built once; among them those that attack
-    uploads of the same pictures, so that these are computed once.
+    The first job of each part comes before all others, so that the time that is left can soon be told. Within both
+    groups jobs of the same weights follow each other, and among them those that attack uploads of the same pictures.
+
+    Args:
+        plan: Its cells and trials.
+        finished: Keys of trials to leave out.
     """
-    missing = [job for index, part in enumerate(plan.parts) for job in _jobs(index, part.trials, finished)]
+    missing = [job for index, part in enumerate(plan.parts) for job in jobs_of(index, part.trials, finished)]
     places = {arm: place for place, arm in enumerate(dict.fromkeys(job.arm for job in missing))}
     shared = [one_upload(part.experiment.scenario) for part in plan.parts]
     uploads: dict[Hashable, int] = {}
@@ -278,11 +287,18 @@ def jobs(plan: Plan, finished: Collection[str] = ()) -> list[Job]:
         replace(job, uploads=uploads.setdefault((job.trials[0].batch, shared[job.part]), len(uploads)))
         for job in missing
     ]
-    return sorted(grouped, key=lambda job: (places[job.arm], job.uploads))
+    first = {job.part: job for job in reversed(grouped)}
+    return sorted(grouped, key=lambda job: (first[job.part] is not job, places[job.arm], job.uploads))
 
 
-def _jobs(part: int, planned: _Trials, finished: Collection[str]) -> Iterator[Job]:
-    """Trials on a few uploads at a time, in the order of the plan."""
+def jobs_of(part: int, planned: _Trials, finished: Collection[str]) -> Iterator[Job]:
+    """Cut the trials of one part into jobs on a few uploads each, in the order of the plan.
+
+    Args:
+        part: Its place in the plan.
+        planned: All of its trials.
+        finished: Keys of trials to leave out.
+    """
     optimises = any(ATTACKS.get(trial.attack.name).optimises for trial in planned)
     # Cut before looking at what is finished: a stack of uploads, and with it the last bit of a score,
     # is the same whenever a run is interrupted.

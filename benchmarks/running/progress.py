@@ -18,3 +18,10 @@ class RunProgress:
 
     def optimisation(self, done: int, total: int, loss: float) -> None:
         """An attack that optimises has done so many of its steps."""
+
+    def time_left(self, seconds: float) -> None:
+        """Say how long the trials that are left will take.
+
+        Args:
+            seconds: By the trials of each experiment that were run.
+        """

@@ -60,12 +60,20 @@ class Retention:
                 self._show(cell)
         self.sweep()
 
-    def starts(self, trials: Iterable[PlannedTrial]) -> None:
-        """These trials are about to be tried."""
+    def start(self, trials: Iterable[PlannedTrial]) -> None:
+        """Spare the pictures of cells whose trials are about to be run.
+
+        Args:
+            trials: Of one job.
+        """
         self._in_work |= {trial.cell for trial in trials}
 
-    def ends(self, trials: Iterable[PlannedTrial]) -> None:
-        """These trials were tried: they have rows."""
+    def mark_finished(self, trials: Iterable[PlannedTrial]) -> None:
+        """Record that trials have rows, and delete the pictures that complete cells need not keep.
+
+        Args:
+            trials: Of one job.
+        """
         touched = dict.fromkeys(trial.cell for trial in trials)
         for trial in trials:
             self._pending[trial.cell].discard(trial.key)

@@ -22,6 +22,7 @@ from fedmjp.benchmarks.folder.store import RecordedTrials
 from fedmjp.benchmarks.running.engine import Engine
 from fedmjp.benchmarks.running.progress import RunProgress
 from fedmjp.benchmarks.running.retention import extremes
+from fedmjp.benchmarks.running.runner import Recorder, run_experiment
 from fedmjp.benchmarks.uploads.direct import DirectUploads
 from fedmjp.files import read_file
 from fedmjp.metrics import METRICS, metric
@@ -180,11 +181,12 @@ def _run_again(prepared: Prepared, wanted: set[tuple[Any, str, int]]) -> dict[tu
     with tempfile.TemporaryDirectory() as scratch:
         folder = OutputFolder(Path(scratch))
         store = folder.store()
+        recorder = Recorder(folder, store, RunProgress())
         for part in prepared.plan.parts:
             trials = [trial for trial in part.trials if (trial.cell, trial.picture.name, trial.seed) in wanted]
             trials.sort(key=lambda trial: trial.key)  # as the store gives them
-            source = DirectUploads(part.experiment, prepared.selection)
-            Engine(part.experiment, folder, store, RunProgress(), source).run(trials)
+            engine = Engine(part.experiment, DirectUploads(part.experiment, prepared.selection))
+            run_experiment(engine, trials, recorder)
             for trial, row in zip(trials, store.trials([trial.key for trial in trials]), strict=True):
                 if row.status == "ok":
                     again[trial.cell, trial.picture.name, trial.seed] = row.scores

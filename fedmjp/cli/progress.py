@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.text import Text
 
 from fedmjp.benchmarks.running.progress import RunProgress
-from fedmjp.cli.console import tell
+from fedmjp.cli.console import duration, tell
 
 if TYPE_CHECKING:
     from fedmjp.training.accuracy import Accuracy
@@ -91,6 +91,16 @@ class TerminalProgress(LiveBars, RunProgress):
             self._steps = None
         if self._task is not None:
             self.advance(self._task, done)
+
+    def time_left(self, seconds: float) -> None:
+        """Show how long the trials that are left will take.
+
+        Args:
+            seconds: By the trials of each experiment that were run.
+        """
+        if self._task is not None:
+            text = f"Attacked and scored, {duration(seconds)} to go" if seconds else "Attacked and scored"
+            self.update(self._task, description=text)
 
     def optimisation(self, done: int, total: int, loss: float) -> None:
         """An attack that optimises has done so many of its steps."""

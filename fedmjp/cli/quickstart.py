@@ -24,6 +24,7 @@ def quickstart(
     from fedmjp.benchmarks.plan.planning import plan
     from fedmjp.benchmarks.report.render import render
     from fedmjp.benchmarks.running.engine import Engine
+    from fedmjp.benchmarks.running.runner import Recorder, run_experiment
     from fedmjp.benchmarks.uploads.source import FederatedRun, RecordedUploads
     from fedmjp.cli.progress import TerminalProgress
     from fedmjp.data.selection import select_for
@@ -47,7 +48,8 @@ def quickstart(
         progress.attacks(missing)
         for part in planned.parts:
             source = RecordedUploads(part.experiment, folder.run)
-            Engine(part.experiment, folder, store, progress, source).run(part.trials, error)
+            engine = Engine(part.experiment, source, progress)
+            run_experiment(engine, part.trials, Recorder(folder, store, progress), error)
         if len(store.finished(keys)) == len(keys):
             run.finish()
     console.print("Making tables and figures.")
