@@ -27,7 +27,7 @@ LOST = {"named": {False}, "rebuilt": {False}, "lost": {True}, "mixed": {False, T
 
 
 def pages() -> list[Path]:
-    rooms = ("attacks", "benchmarks", "clients", "fedmjp/defences", "server")
+    rooms = ("attacks", "benchmarks", "clients", "clients/checks", "fedmjp/defences", "server")
     return [
         ROOT / "README.md",
         ROOT / ".github" / "CONTRIBUTING.md",
