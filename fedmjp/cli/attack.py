@@ -161,7 +161,7 @@ def attack(
     fresh: Fresh = False,
 ) -> None:
     """Attack uploads of one model and report: computed here without Flower, recorded before, or of your own model."""
-    from fedmjp.benchmarks.campaign.prepare import ledger_of
+    from fedmjp.benchmarks.campaign.prepare import describe
     from fedmjp.benchmarks.folder.output import OutputFolder
     from fedmjp.benchmarks.plan.planning import plan, require_applicable
     from fedmjp.benchmarks.report.render import FIGURE, render
@@ -187,19 +187,19 @@ def attack(
         tell(console, SCOPE)
     planned = plan(experiments, batches, uploads="direct" if recording is None else recording.digest())
     require_applicable(planned)
-    ledger = ledger_of(experiments, planned, title=f"Attack {name}", uploads=origin, command=published_command())
+    planned = describe(planned, title=f"Attack {name}", uploads=origin, command=published_command())
     problems = [] if recording is None else [problem for one in experiments for problem in recording.problems(one)]
     folder = OutputFolder(output)
     folder.prepare(fresh=fresh)
     store = folder.store()
-    finished = len(store.finished([trial.key for trial in planned.trials]))
-    console.print(f"{finished} of {len(planned.trials)} trials are finished; device {experiments[0].scenario.device}.")
-    ledger.save(folder.root)
+    finished = len(store.finished([trial.key for trial in planned.tasks]))
+    console.print(f"{finished} of {len(planned.tasks)} trials are finished; device {experiments[0].scenario.device}.")
+    planned.save(folder.root)
     with TerminalProgress(console) as progress:
-        progress.attacks(len(planned.trials) - finished)
+        progress.attacks(len(planned.tasks) - finished)
         for part, source in zip(planned.parts, sources, strict=True):
             run_experiment(Engine(part.experiment, source, progress), part.trials, Recorder(folder, store, progress))
-    failed = render(ledger, store, folder, console, planned)
+    failed = render(planned, store, folder, console, figure=True)
     tell_outcome(failed, output, console, problems, figure=(output / FIGURE).exists())
 
 
