@@ -36,6 +36,7 @@ from fedmjp.records import Disclosure, Reconstruction, Upload
 from fedmjp.scenario import Scenario
 from fedmjp.threat import ThreatModel
 
+STATED = ("name", "paper", "summary", "requires", "exploits")
 SEED = 0
 UPLOADS = 2
 SINGLE_GRADIENT = ThreatModel()
@@ -171,6 +172,17 @@ def _same(former: Disclosure, latter: Disclosure, tolerance: float = 0.0) -> boo
         left_part.shape == right_part.shape and float((left_part - right_part).abs().max()) <= tolerance
         for left_part, right_part in pairs
     )
+
+
+def states_what_it_is(trial: AttackTrial) -> None:
+    """Require the attributes that ``fedmjp list attacks`` prints.
+
+    Args:
+        trial: The attack and its control.
+    """
+    for attribute in STATED:
+        text = getattr(trial.attack, attribute, "")
+        _require(isinstance(text, str) and bool(text.strip()), f"states no {attribute}")
 
 
 def gives_what_it_reveals(trial: AttackTrial) -> None:
@@ -384,6 +396,7 @@ def leaks_on_its_control(trial: AttackTrial) -> None:
 
 
 CHECKS: tuple[Callable[[AttackTrial], None], ...] = (
+    states_what_it_is,
     gives_what_it_reveals,
     changes_nothing,
     is_deterministic,

@@ -77,7 +77,7 @@ def keep_table(folder: Path, rows: pd.DataFrame, about: Mapping[str, Any]) -> No
 def command_line() -> str:
     """Return the running command as it is published: the metavar stands for files and folders of this machine."""
     context = click.get_current_context()
-    words = [f"python {_script()}", *context.command_path.split()[1:]]
+    words = [f"python {_script()}", *([context.info_name or ""] if context.parent else [])]
     for option in context.command.params:
         value = context.params[str(option.name)]
         if value is None or value is False:

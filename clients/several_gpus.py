@@ -12,7 +12,7 @@ from flwr.app import RecordDict
 
 from fedmjp.processes import end_with_parent
 from fedmjp.scenario import TrainingScenario
-from fedmjp.training.together import ALONE, Together, joined
+from fedmjp.training.process_group import SINGLE, ProcessGroup, join_group
 
 if TYPE_CHECKING:
     from fedmjp.clients.training import LocalTraining
@@ -26,7 +26,7 @@ def processes_for(scenario: TrainingScenario) -> int:
 
 
 @contextmanager
-def helped(local: "LocalTraining", asked: RecordDict, processes: int) -> Iterator[Together]:
+def helped(local: "LocalTraining", asked: RecordDict, processes: int) -> Iterator[ProcessGroup]:
     """Start the other processes, which take the same steps as this one, for a while.
 
     Args:
@@ -38,29 +38,29 @@ def helped(local: "LocalTraining", asked: RecordDict, processes: int) -> Iterato
         TrainingError: If one of them failed.
     """
     if processes == 1:
-        yield ALONE
+        yield SINGLE
         return
     spawn = multiprocessing.get_context("spawn")  # CUDA cannot be used after a fork
     with tempfile.TemporaryDirectory() as folder:
         meeting = (Path(folder) / "meeting").as_uri()
         others = [
-            spawn.Process(target=_help, args=(local, asked, Together(number, processes), meeting), daemon=True)
+            spawn.Process(target=_help, args=(local, asked, ProcessGroup(number, processes), meeting), daemon=True)
             for number in range(1, processes)
         ]
         for other in others:
             other.start()
         try:
-            with joined(Together(0, processes), local.scenario.device, meeting) as together:
-                yield together
+            with join_group(ProcessGroup(0, processes), local.scenario.device, meeting) as group:
+                yield group
         finally:
             for other in others:
                 other.terminate()
                 other.join()
 
 
-def _help(local: "LocalTraining", asked: RecordDict, together: Together, meeting: str) -> None:
+def _help(local: "LocalTraining", asked: RecordDict, group: ProcessGroup, meeting: str) -> None:
     end_with_parent()  # also in the middle of waiting for the others
     if local.scenario.device == "cuda":
-        torch.cuda.set_device(together.number)
-    with joined(together, local.scenario.device, meeting):
-        local.help(asked, together)
+        torch.cuda.set_device(group.number)
+    with join_group(group, local.scenario.device, meeting):
+        local.help(asked, group)

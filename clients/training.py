@@ -32,7 +32,7 @@ from fedmjp.records import record_name
 from fedmjp.scenario import TrainingScenario
 from fedmjp.seeds import derive
 from fedmjp.training.loop import Anchor, EpochReport, Schedule, Trainer
-from fedmjp.training.together import ALONE, Together
+from fedmjp.training.process_group import SINGLE, ProcessGroup
 from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS, evaluator_folder
 
 
@@ -179,9 +179,9 @@ class LocalTraining:
                     "set it to the largest number of any client"
                 )
 
-    def help(self, asked: RecordDict, together: Together) -> None:
+    def help(self, asked: RecordDict, group: ProcessGroup) -> None:
         """Train this process's part of every batch, for the process that answers."""
-        self._train(load_weights(self.scenario, self.training, asked), asked, together)
+        self._train(load_weights(self.scenario, self.training, asked), asked, group)
 
     def _change(
         self, model: Classifier, before: dict[str, Tensor], asked: RecordDict, processes: int
@@ -189,8 +189,8 @@ class LocalTraining:
         """How the local epochs changed what is not frozen."""
         # Whole batches are needed for what is left of them, and for what batch normalisation or a defence computes.
         shared = self.left is None and not _buffers(model) and not self._defences_need_model
-        with helped(self, asked, processes if shared else 1) as together:
-            reports = self._train(model, asked, together)
+        with helped(self, asked, processes if shared else 1) as group:
+            reports = self._train(model, asked, group)
         metrics = {
             EXAMPLES: len(self.indices),
             "pictures": sum(report.pictures for report in reports),
@@ -200,16 +200,16 @@ class LocalTraining:
         learnt = {name: value for name, value in model.named_parameters() if value.requires_grad}
         return {name: value.detach() - before[name] for name, value in learnt.items()}, metrics
 
-    def _train(self, model: Classifier, asked: RecordDict, together: Together) -> list[EpochReport]:
+    def _train(self, model: Classifier, asked: RecordDict, group: ProcessGroup) -> list[EpochReport]:
         """The local epochs, each with its report."""
         instructions: Any = asked["config"]
         mu, epochs = float(instructions.get("proximal-mu", 0.0)), self.training.local_epochs
         anchor = Anchor({name: value.detach().clone() for name, value in model.named_parameters()}, mu) if mu else None
-        trainer = self._trainer(model, self.training.rounds * epochs, together)
+        trainer = self._trainer(model, self.training.rounds * epochs, group)
         first = (self.server_round - 1) * epochs
         return [
             trainer.epoch(epoch, self._watched(trainer, epoch, batches), anchor=anchor)
-            for epoch, batches in self._epochs(trainer, range(first, first + epochs), together=together)
+            for epoch, batches in self._epochs(trainer, range(first, first + epochs), group=group)
         ]
 
     @property
@@ -226,7 +226,7 @@ class LocalTraining:
             if described:
                 self._leave(batch, trainer, epoch, step)
             if self._defences_need_model:
-                self.seen.append(trainer.shown(batch, epoch, step).arranged)
+                self.seen.append(trainer.prepare(batch, epoch, step).arranged)
             yield batch
 
     def _gradient(self, model: Classifier) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -239,7 +239,7 @@ class LocalTraining:
             raise TrainingError(f"client {self.client} has no picture that can be read in round {self.server_round}")
         self._leave(batch, trainer, epoch, step)
         gradient, loss = trainer.gradient(batch, epoch, step)
-        self.seen.append(trainer.shown(batch, epoch, step).arranged)
+        self.seen.append(trainer.prepare(batch, epoch, step).arranged)
         metrics = {
             EXAMPLES: len(batch.labels),
             "pictures": len(batch.labels),
@@ -252,7 +252,7 @@ class LocalTraining:
         """Leave a batch that an upload is computed from, as it goes into the network."""
         if self.left is None:
             return
-        shown = trainer.shown(batch, epoch, step).arranged
+        shown = trainer.prepare(batch, epoch, step).arranged
         private = PrivateBatch(
             clean=batch.images,
             shuffled=shown.images.cpu(),
@@ -268,7 +268,7 @@ class LocalTraining:
     def _steps(self) -> int:
         return steps_per_epoch(len(self.indices), self.training.recipe)
 
-    def _trainer(self, model: Classifier, epochs: int, together: Together = ALONE) -> Trainer:
+    def _trainer(self, model: Classifier, epochs: int, group: ProcessGroup = SINGLE) -> Trainer:
         return Trainer(
             model,
             self.training,
@@ -277,11 +277,11 @@ class LocalTraining:
             seed=self.seed,
             purpose=("client", self.client),
             noise=self.noise,
-            together=together,
+            group=group,
         )
 
     def _epochs(
-        self, trainer: Trainer, epochs: Sequence[int], *, skip: int = 0, together: Together = ALONE
+        self, trainer: Trainer, epochs: Sequence[int], *, skip: int = 0, group: ProcessGroup = SINGLE
     ) -> Iterator[tuple[int, Iterator[Batch]]]:
         return training_epochs(
             self.pictures,
@@ -291,7 +291,7 @@ class LocalTraining:
             seed=derive(self.scenario.seed, "client", self.client),
             epochs=epochs,
             skip=skip,
-            part=together.part,
+            part=group.part,
             pinned=self.scenario.device == "cuda",
             draw=trainer.puzzles.ahead,
             on_skipped=self.skipped.append,

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -13,6 +14,7 @@ from fedmjp.benchmarks.leaderboard.entries import Board, Entry
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
+from fedmjp.cli.leaderboard import show
 from fedmjp.metrics import COLOUR
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Setting
@@ -139,3 +141,9 @@ def board(*rows: Row, **about: Any) -> Board:
 def entry(*rows: Row, **about: Any) -> Entry:
     """The entry of the first cell."""
     return board(*rows, **about).entries[0]
+
+
+def attack_board(folder: Path) -> pd.DataFrame:
+    """What `fedmjp leaderboard` makes of what `fedmjp attack` left: an entry per cell."""
+    show([folder], formats=["csv"], pictures=False)
+    return pd.read_csv(folder / "leaderboard.csv")

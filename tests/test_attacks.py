@@ -463,6 +463,29 @@ class Boaster(PatchEmbeddingAttack):
         return frozenset(get_args(Mark))
 
 
+class Nameless(PatchEmbeddingAttack):
+    """Says nothing of its source."""
+
+    paper = " "
+
+
+class Silent(Attack):
+    """Forgets to say how it reconstructs."""
+
+    name = "silent"
+
+    def tensors(self, model: VitClassifier) -> list[str]:
+        return [names.PATCH_BIAS]
+
+
+def test_an_attack_that_reconstructs_nothing_says_so(
+    undefended: VitClassifier, pictures: Selection, threat: ThreatModel, generator: torch.Generator
+) -> None:
+    upload = upload_of(undefended, batch_of(pictures, Picture.CLEAN))
+    with pytest.raises(AttackFailedError, match="silent: its class overrides neither reconstruct nor"):
+        Silent().run([upload], undefended, threat, generator=generator)
+
+
 class Eager(PatchEmbeddingAttack):
     """Refuses nothing."""
 
@@ -475,6 +498,7 @@ class Eager(PatchEmbeddingAttack):
     [
         (Boaster(), "adapts_to_what_it_claims", r"is adapted to .* dB where .* dB are possible"),
         (Eager(), "refuses_sums_and_what_is_withheld", "its refusal is None"),
+        (Nameless(), "states_what_it_is", "states no paper"),
     ],
 )
 def test_the_conformance_suite_catches_false_claims(attack: Attack, check: str, reason: str) -> None:

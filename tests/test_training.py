@@ -173,7 +173,7 @@ def test_labels_outside_the_head_are_told_before_training(tmp_path: Path) -> Non
 def test_the_gradient_is_that_of_the_written_out_loss() -> None:
     trainer = trainer_of("mjp:mask_ratio=0.3", model=DAL)
     model, batch = trainer.model, batch_of()
-    shown = trainer.shown(batch, 0, 0)
+    shown = trainer.prepare(batch, 0, 0)
     puzzle, targets = shown.arranged, shown.targets
     assert shown.puzzled
     found, told = trainer.gradient(batch, 0, 0)

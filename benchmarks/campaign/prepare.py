@@ -10,11 +10,10 @@ from typing import Any, Literal
 from fedmjp.arithmetic import Arithmetic
 from fedmjp.attacks.held_out import developed_on, seen_before
 from fedmjp.benchmarks.campaign.spec import Campaign
-from fedmjp.benchmarks.leaderboard.entries import RECOGNISABLE
 from fedmjp.benchmarks.plan.planning import plan
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.data.selection import Selection, open_source, pick, select
-from fedmjp.metrics import DISCLOSED
+from fedmjp.metrics import DISCLOSED, RECOGNISABLE
 from fedmjp.models.build import build
 from fedmjp.training import run_folder
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from fedmjp.benchmarks.folder.output import OutputFolder, write_json
+from fedmjp.benchmarks.folder.scores import holds_scores, read_scores
 from fedmjp.benchmarks.folder.store import TRIAL_COLUMNS, RecordedTrials, frame_of
 from fedmjp.benchmarks.plan.trial_plan import COLUMNS, TrialPlan, cells_as_json, cells_from_json
 from fedmjp.errors import OutputError
@@ -157,6 +158,8 @@ def open_results(output: OutputFolder, database: str = "") -> tuple[TrialPlan, R
         return TrialPlan.load(output.root), output.store(database)
     if holds_study(output.root):
         return read_study(output.root)
+    if holds_scores(output.root):
+        return read_scores(output.root)
     raise OutputError(
         f"{output.root} holds neither trials.sqlite nor {TRIALS}; if its trials are elsewhere, name --database"
     )

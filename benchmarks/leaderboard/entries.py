@@ -15,6 +15,7 @@ from fedmjp.benchmarks.plan.cells import IDENTITY, Cell
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.errors import ConfigError, UnknownNameError
+from fedmjp.metrics import RECOGNISABLE
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
@@ -22,8 +23,6 @@ from fedmjp.threat import ThreatModel
 SCHEMA_VERSION: Final = 4
 # Of pictures; ``fedmjp.benchmarks.leaderboard.measures`` has what else can be revealed.
 LEAKAGE = "psnr"  # in dB against the private picture, higher reveals more; other metrics stand beside it
-EXACT = 40.0  # dB from which a picture counts as recovered exactly: the error's root mean square is a hundredth
-RECOGNISABLE = 20.0  # dB: the error's root mean square is a tenth of the range
 FLAT = 25.0  # dB that a picture's own mean colour scores, from which on recovering it says nothing of an attack
 
 SHOWN = 3  # errors of a file that is read

@@ -44,13 +44,14 @@ import typer
 from fedmjp import provenance
 from fedmjp.benchmarks.folder.store import Store, Trial
 from fedmjp.benchmarks.leaderboard.board import board_of
-from fedmjp.benchmarks.leaderboard.entries import RECOGNISABLE, reported_in
+from fedmjp.benchmarks.leaderboard.entries import reported_in
 from fedmjp.benchmarks.performance.harness import Measurement, benchmark, proportional_memory
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.report.publish import FORMATS, publish
 from fedmjp.benchmarks.scripts import timed
 from fedmjp.errors import BadInputError, FedmjpError
+from fedmjp.metrics import RECOGNISABLE
 from fedmjp.scenario import Scenario
 from fedmjp.seeds import numpy_generator
 from fedmjp.settings import Setting

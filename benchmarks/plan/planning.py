@@ -55,7 +55,7 @@ def plan(experiments: Sequence[Experiment], batches: Sequence[Batches], *, uploa
             trials += [trial for trial in planned if trial.key not in known]
             known |= {trial.key for trial in planned}
         parts.append(PlanPart(experiment, tuple(trials)))
-    return TrialPlan.of(tuple(cells.values()), tuple(parts))
+    return TrialPlan(tuple(cells.values()), parts=tuple(parts))
 
 
 def decisive_facts(experiments: Sequence[Experiment]) -> dict[str, str]:

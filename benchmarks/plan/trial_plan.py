@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 from pydantic import TypeAdapter
 
 from fedmjp.benchmarks.folder.output import as_json, write_text
@@ -25,6 +24,8 @@ from fedmjp.files import read_file
 from fedmjp.texts import guard, unguard
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
     from fedmjp.config import ModelConfig
     from fedmjp.data.pictures import PictureEntry
@@ -85,37 +86,34 @@ class TrialPlan:
 
     Attributes:
         cells: In the order of tables.
-        trials: A row per trial, with ``COLUMNS``: ``cell`` is an index into ``cells``, ``stem`` as of a
-            ``PlannedTrial``.
+        table: The trials as ``trials`` has them, in a plan that was read from a folder.
         about: What the manifest says that is known before anything is run (``ABOUT_KEYS``).
         parts: What it takes to run the trials; none in a plan that was read from a folder.
     """
 
     cells: tuple[Cell, ...]
-    trials: pd.DataFrame
+    table: pd.DataFrame | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     parts: tuple[PlanPart, ...] = ()
-
-    @classmethod
-    def of(cls, cells: tuple[Cell, ...], parts: tuple[PlanPart, ...]) -> TrialPlan:
-        """Put cells and trials that can be run into a plan.
-
-        Args:
-            cells: All, also those without trials.
-            parts: The trials by experiment.
-        """
-        places = {cell: index for index, cell in enumerate(cells)}
-        rows = [
-            (trial.key, places[trial.cell], trial.picture.name, trial.picture.sha256, trial.seed, trial.stem)
-            for part in parts
-            for trial in part.trials
-        ]
-        return cls(cells, pd.DataFrame(rows, columns=list(COLUMNS)), parts=parts)
 
     @property
     def tasks(self) -> list[PlannedTrial]:
         """Return the trials that can be run, in the order in which they are."""
         return [trial for part in self.parts for trial in part.trials]
+
+    @cached_property
+    def trials(self) -> pd.DataFrame:
+        """Return a row per trial, with ``COLUMNS``: ``cell`` is an index into ``cells``."""
+        import pandas as pd  # noqa: PLC0415 (an attack does without)
+
+        if self.table is not None:
+            return self.table
+        places = {cell: index for index, cell in enumerate(self.cells)}
+        rows = [
+            (trial.key, places[trial.cell], trial.picture.name, trial.picture.sha256, trial.seed, trial.stem)
+            for trial in self.tasks
+        ]
+        return pd.DataFrame(rows, columns=list(COLUMNS))
 
     def files_of(self, trial: Mapping[Any, Any]) -> dict[str, str]:
         """Name the files of a row of ``trials`` in the folder of pictures, as ``files_in`` does.
@@ -167,6 +165,8 @@ class TrialPlan:
             raise OutputError(f"{folder} holds no results: {Path(error.filename).name} is missing") from None
         except OSError as error:
             raise OutputError(f"{error.filename or folder} cannot be read: {error.strerror or error}") from None
+        import pandas as pd  # noqa: PLC0415 (an attack does without)
+
         try:
             values = json.loads(about)
             if {*ABOUT_KEYS, "cells", TABLE_SHA256} - values.keys():

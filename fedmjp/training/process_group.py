@@ -18,8 +18,8 @@ PATIENCE = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
-class Together:
-    """One of the processes of a run, all of which hold the same weights after every step.
+class ProcessGroup:
+    """A process of a run among those that train the same model, which all hold the same weights after every step.
 
     Parts are weighted by their pictures, so that some of them may be smaller, or empty.
     """
@@ -29,12 +29,12 @@ class Together:
 
     @property
     def first(self) -> bool:
-        """Whether it is the one that writes and speaks for all."""
+        """Tell whether this process writes and prints for all."""
         return self.number == 0
 
     @property
     def part(self) -> Part:
-        """What it reads of every batch."""
+        """Return the part of every batch that this process reads."""
         return Part(self.number, self.of)
 
     def average(self, parameters: Iterable[nn.Parameter], losses: Tensor, pictures: int) -> Tensor:
@@ -67,21 +67,28 @@ class Together:
         return sums
 
     def sum(self, values: Tensor) -> Tensor:
-        """Over all processes, in place; TrainingError if one of them has ended."""
+        """Add a tensor up over all processes.
+
+        Args:
+            values: Replaced by the sums.
+
+        Raises:
+            TrainingError: If a process has ended.
+        """
         if self.of > 1:
-            with self.or_lost():
+            with self.report_lost_process():
                 distributed.all_reduce(values)
         return values
 
     def wait(self) -> None:
-        """Until all processes are here; TrainingError if one of them has ended."""
+        """Wait for all processes; TrainingError if one of them has ended."""
         if self.of > 1:
-            with self.or_lost():
+            with self.report_lost_process():
                 distributed.barrier()
 
     @contextmanager
-    def or_lost(self) -> Iterator[None]:
-        """What fails within it fails because another process has ended."""
+    def report_lost_process(self) -> Iterator[None]:
+        """Turn failures of the block into a TrainingError: another process has ended."""
         try:
             yield
         except RuntimeError as error:
@@ -92,40 +99,44 @@ class Together:
             ) from None
 
 
-ALONE = Together()
+SINGLE = ProcessGroup()
 
 
 @contextmanager
-def started_together(device: str) -> Iterator[Together]:
-    """What ``torchrun`` started beside this process, each with a GPU of its own where the device is CUDA."""
+def torchrun_group(device: str) -> Iterator[ProcessGroup]:
+    """Join the processes that ``torchrun`` started.
+
+    Args:
+        device: cpu, or cuda, where each process takes a GPU.
+    """
     number, of = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     if of == 1:
-        yield ALONE
+        yield SINGLE
         return
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    with joined(Together(number, of), device) as together:
-        yield together
+    with join_group(ProcessGroup(number, of), device) as group:
+        yield group
 
 
 @contextmanager
-def joined(together: Together, device: str, meeting: str = "env://") -> Iterator[Together]:
-    """Meet the other processes, for a while.
+def join_group(group: ProcessGroup, device: str, meeting: str = "env://") -> Iterator[ProcessGroup]:
+    """Join a group of processes while the block runs.
 
     Args:
-        together: Which of them this is.
-        device: Of their models.
-        meeting: Where, as torch writes it.
+        group: This process and their number.
+        device: cpu or cuda.
+        meeting: Address at which they meet, as torch writes it.
 
     Raises:
         TrainingError: If they do not come.
     """
     backend = "nccl" if device == "cuda" else "gloo"
-    with together.or_lost():
+    with group.report_lost_process():
         distributed.init_process_group(
-            backend, init_method=meeting, rank=together.number, world_size=together.of, timeout=PATIENCE
+            backend, init_method=meeting, rank=group.number, world_size=group.of, timeout=PATIENCE
         )
     try:
-        yield together
+        yield group
     finally:
         distributed.destroy_process_group()
