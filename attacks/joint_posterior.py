@@ -79,7 +79,7 @@ class PicturePrior:
         return to_patches(self.prior.slope(image)[None], self.patch_size)[0]
 
 
-class Belief:
+class EquationBelief:
     """Equations of the same weights, and a normal belief about their D, scaled so that G has a mean square of 1.
 
     Args:
@@ -219,7 +219,7 @@ def most_likely(systems: Sequence[Equations], pictures: PicturePrior, rounds: in
     Returns:
         Normalised patches (patches, values) float64, and diagnostics.
     """
-    beliefs = [Belief(equations, pictures.power) for equations in systems]
+    beliefs = [EquationBelief(equations, pictures.power) for equations in systems]
     patches, noise = pictures.mean.clone(), LOUDEST
     faintest = max(FAINTEST, DROWNED * min(belief.noise for belief in beliefs))
     best, least, best_round = patches, torch.inf, 0
@@ -240,7 +240,9 @@ def most_likely(systems: Sequence[Equations], pictures: PicturePrior, rounds: in
     return best, {"rounds": float(best_round + 1)}
 
 
-def _step(beliefs: Sequence[Belief], pictures: PicturePrior, patches: Tensor, *, sure: bool) -> tuple[Tensor, Tensor]:
+def _step(
+    beliefs: Sequence[EquationBelief], pictures: PicturePrior, patches: Tensor, *, sure: bool
+) -> tuple[Tensor, Tensor]:
     """Take a Gauss-Newton step on X, with the variances of its entries; D counts as known unless it is ``sure``."""
     now, directions = patches.float(), pictures.directions
     means = [belief.mean.float() for belief in beliefs]

@@ -165,7 +165,7 @@ def test_out_of_memory_is_one_sentence_and_a_second_run_starts_what_is_missing(
 
     arguments = ("--image-size", "64", "--patch-size", "8", "--limit", "1", "--output", str(tmp_path))
     with monkeypatch.context() as short:
-        short.setattr(Engine, "run", fail)
+        short.setattr(Engine, "results", fail)
         assert run(short, "attack", "--attack", "grey", "--model", "deit_tiny", *arguments) == 1
     told = capsys.readouterr().err
     assert told.startswith("Error: out of memory: close other programs, or lower what the command has of --image-size")

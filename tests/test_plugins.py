@@ -141,7 +141,7 @@ def test_what_another_package_adds_is_listed_and_run(site: Path, tmp_path: Path)
     assert entries(attacks)["mean_patch"]["summary"] == "a test of plug-ins"
     assert entries(defences)["halved"]["summary"] == "half of the update"
     assert entries(defences)["halved"]["the server is told"] == "that half of it is sent"
-    assert "mean_patch" in (tmp_path / "attacked" / "leaderboard.csv").read_text(), errors
+    assert "mean_patch" in (tmp_path / "attacked" / "scores.csv").read_text(), errors
     board = pd.read_csv(tmp_path / "out" / "leaderboard.csv").query("role == 'attack'").set_index("defence")
     assert set(board.index) == {"none", "halved", "mjp", "mjp + halved"}
     assert board.loc["halved", "psnr_mean"] > 60, "a closed form does not care for the scale"

@@ -4,7 +4,6 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -34,6 +33,7 @@ from fedmjp.threat import SCOPE, ThreatModel
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.updates import gradient
 from fedmjp.wire import evaluator_folder, uploads_folder
+from tests.boards import attack_board
 from tests.conftest import SMALL, small_scenario
 from tests.federations import MICRO, PLAIN, InProcess, play
 from tests.federations import scenario_of as federation_of
@@ -200,7 +200,7 @@ def test_only_wanted_pictures_are_planned_and_attacks_are_asked_about_one_pictur
     experiment = Experiment.parse({"scenario": scenario, "attacks": tried, "settings": ["a"]})
     batch = tuple(PictureEntry(f"{place}.png", label, "0") for place, label in enumerate([7, 3, 9, 7]))
     planned = plan([experiment], [[batch]], uploads="direct")
-    assert [trial.picture.name for trial in planned.trials] == ["1.png"]
+    assert [trial.picture.name for trial in planned.tasks] == ["1.png"]
     exact, matching, imprint = planned.cells
     assert (exact.refusal, exact.caveat, exact.left_out) == (None, None, 0), "one picture is no mixture"
     assert "all pictures of an upload" in str(matching.refusal)
@@ -228,7 +228,7 @@ def test_a_campaign_names_a_server_and_a_table_says_which(tmp_path: Path) -> Non
     result = CliRunner().invoke(app, [*asked, *size, "--output", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert " ".join(SCOPE.split()) in " ".join(result.output.split())
-    rows = pd.read_csv(tmp_path / "leaderboard.csv").set_index("attack")
+    rows = attack_board(tmp_path).set_index("attack")
     assert rows.loc["patch_embedding", "threat_server"] == "class_fishing"
     assert (rows.loc["patch_embedding", "n"], rows.loc["patch_embedding", "exact"]) == (1, 1.0)
 

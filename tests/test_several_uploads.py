@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 
@@ -31,6 +30,7 @@ from fedmjp.records import Upload, weights_digest
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
+from tests.boards import attack_board
 from tests.conftest import batch_of, small_model, small_scenario, upload_of
 from tests.experiments import Told
 from tests.several_uploads import Witness, record, reply, witness, write_manifest
@@ -160,10 +160,10 @@ def test_a_campaign_computes_every_upload_once(witness: str, tmp_path: Path, mon
     assert [job.uploads for job in jobs(planned)] == [0, 0, 0, 1, 1, 1]
     assert run_local(planned, setup, workers=1, progress=Told()) == 0
     assert passes == [4] * 3 * 2, "three uploads at two mask ratios, whatever the number of experiments"
-    rows = {row.key: row for row in store.trials([trial.key for trial in planned.trials])}
+    rows = {row.key: row for row in store.trials([trial.key for trial in planned.tasks])}
     assert {row.status for row in rows.values()} == {"ok"}
     found = set()
-    for trial in planned.trials:
+    for trial in planned.tasks:
         told = rows[trial.key].diagnostics
         found.add((trial.cell.threat.uploads_per_picture, told["uploads"], told["masks"]))
     assert found == {(count, count, count) for count in counts}
@@ -267,7 +267,7 @@ def test_a_recording_of_several_uploads_is_attacked(
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
-    board = pd.read_csv(tmp_path / "attack" / "leaderboard.csv").set_index("attack")
+    board = attack_board(tmp_path / "attack").set_index("attack")
     assert board.loc["witness", "threat_uploads_per_picture"] == 2
     assert board.loc["witness", "defence"] == "mjp + prune:kept=0.5 + gaussian + round"
 

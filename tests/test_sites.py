@@ -18,7 +18,7 @@ from fedmjp.benchmarks.deployment.creating import create
 from fedmjp.benchmarks.deployment.dealing import deal_to_sites
 from fedmjp.benchmarks.deployment.layout import DeploymentConfig
 from fedmjp.benchmarks.deployment.training import at_sites, class_list, node_keys
-from fedmjp.clients.consent import Allowed
+from fedmjp.clients.consent import Consent
 from fedmjp.config import Checkpoint, RunConfig
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import evaluation_batches
@@ -102,7 +102,7 @@ def test_one_site_that_lies_counts_little() -> None:
     ],
 )
 def test_a_node_reads_what_its_config_says(node: dict[str, str], named: str, own: str | None) -> None:
-    assert Allowed.of(node, named, "") == (own, None)
+    assert Consent.of(node, named, "") == (own, None)
 
 
 @pytest.mark.parametrize(
@@ -117,11 +117,11 @@ def test_a_node_reads_what_its_config_says(node: dict[str, str], named: str, own
 )
 def test_a_node_allows_nothing_else(node: dict[str, str], private: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        Allowed.of(node, "/etc", private)
+        Consent.of(node, "/etc", private)
 
 
 def test_a_node_may_allow_private_pictures_to_be_left() -> None:
-    assert Allowed.of({"data": "/site", "leaves": "/left"}, "x", "/left/run").private == Path("/left/run")
+    assert Consent.of({"data": "/site", "leaves": "/left"}, "x", "/left/run").private == Path("/left/run")
 
 
 class Keyed:

@@ -87,7 +87,7 @@ def test_a_client_of_two_processes_sends_what_one_would_have_sent(
     recipe = PLAIN | {"batch_size": 4, "drop_path": 0.0, "mixup": 0.8}
     scenario = scenario_of(clients=1, rounds=1, local_epochs=2, strategy="fedprox", recipe=recipe)
     expected, _ = play(scenario, tmp_path / "one")
-    monkeypatch.setattr("fedmjp.clients.training.processes_for", lambda _scenario: 2)
+    monkeypatch.setattr("fedmjp.clients.training.count_processes", lambda _scenario: 2)
     found, grid = play(scenario, tmp_path / "two")
     assert grid.replies[1, 0].content["metrics"]["pictures"] == 16
     assert moved_alike(build(scenario.network).state_dict(), found, expected)
@@ -96,7 +96,7 @@ def test_a_client_of_two_processes_sends_what_one_would_have_sent(
 
 @pytest.mark.slow
 def test_a_client_whose_other_process_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedmjp.clients.training.processes_for", lambda _scenario: 2)
+    monkeypatch.setattr("fedmjp.clients.training.count_processes", lambda _scenario: 2)
     monkeypatch.setattr("fedmjp.clients.several_gpus._help", os.abort)
     monkeypatch.setattr("fedmjp.training.process_group.PATIENCE", timedelta(seconds=5))
     play(scenario_of(clients=1, rounds=1), tmp_path)

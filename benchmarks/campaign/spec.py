@@ -11,12 +11,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fedmjp.arithmetic import Arithmetic, require_arithmetic
 from fedmjp.benchmarks.campaign.battery import Battery, read_battery
-from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Utility
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Utility
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Keep, as_value_error, experiments_of, named
 from fedmjp.config import MAX_CLASSES, MAX_IMAGE_SIZE, MAX_SEED, Checkpoint, Config, MaskRatio
 from fedmjp.defences.pipeline import DefenceConfig, Defences, pipeline_of, with_mask_ratio
 from fedmjp.errors import BadInputError, ConfigError, suggestion
-from fedmjp.metrics import metric
+from fedmjp.metrics import RECOGNISABLE, metric
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.build import architecture, blueprint
 from fedmjp.scenario import SHUFFLED_ALONE, Scenario, make_batch_scenario

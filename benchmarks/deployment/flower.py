@@ -26,7 +26,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedmjp.clients.gate.flower import Sent, send_whole
+from fedmjp.clients.gate.flower import PushAnswer, send_whole
 
 Key = ec.EllipticCurvePrivateKey
 FINISHED, ONLINE = "finished", "online"
@@ -204,7 +204,7 @@ def push_reply(client: FleetHttpClient, node: int, reply: Message) -> bool:
     """
     accepted = False
 
-    def send(bare: Message, tree: Any, runtime: float) -> Sent:
+    def send(bare: Message, tree: Any, runtime: float) -> PushAnswer:
         nonlocal accepted
         request = PushMessagesRequest(
             node=Node(node_id=node),

@@ -36,7 +36,6 @@ from matplotlib.figure import Figure
 
 from fedmjp import facade, records
 from fedmjp.attacks import ATTACKS
-from fedmjp.benchmarks.leaderboard.entries import EXACT, RECOGNISABLE
 from fedmjp.benchmarks.report.drawing import CEILING, STYLE, Scale
 from fedmjp.benchmarks.scripts import Pictures, keep_table, load_unseen
 from fedmjp.config import Checkpoint, ModelConfig
@@ -45,6 +44,7 @@ from fedmjp.data.pictures import LabelledPicture
 from fedmjp.errors import AttackFailedError, BadInputError, ConfigError, RecordError
 from fedmjp.exchange import Exchange, compute_update, make_upload, prepare_private
 from fedmjp.learning import Learning, Recipe
+from fedmjp.metrics import EXACT, RECOGNISABLE
 from fedmjp.models.build import build, build_vit, with_weights
 from fedmjp.models.classifier import Classifier, VitClassifier
 from fedmjp.private import PrivateBatch

@@ -20,12 +20,11 @@ import typer
 from matplotlib.figure import Figure
 
 from fedmjp.attacks.mjp.intersection import MjpIntersection
-from fedmjp.benchmarks.leaderboard.entries import RECOGNISABLE
 from fedmjp.benchmarks.report.drawing import CEILING, STYLE, Scale
 from fedmjp.benchmarks.scripts import keep_table, timed
 from fedmjp.benchmarks.uploads.rounds import RecordedRounds
 from fedmjp.errors import BadInputError
-from fedmjp.metrics import metric
+from fedmjp.metrics import RECOGNISABLE, metric
 from fedmjp.records import Upload
 from fedmjp.running import run_function
 

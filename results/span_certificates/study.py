@@ -41,14 +41,13 @@ from fedmjp.attacks.mjp.facts import linear_facts
 from fedmjp.attacks.mjp.prior import MjpPrior
 from fedmjp.attacks.mjp.span.attack import MjpSpan
 from fedmjp.attacks.mjp.span.equations import LEVEL_WEIGHT, PatchEquations, equations
-from fedmjp.benchmarks.leaderboard.entries import EXACT
 from fedmjp.benchmarks.leaderboard.statistics import share
 from fedmjp.benchmarks.scripts import keep_table, select_unseen
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.data.selection import open_source
 from fedmjp.errors import ConfigError
 from fedmjp.exchange import Exchange
-from fedmjp.metrics import metric
+from fedmjp.metrics import EXACT, metric
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import fedmjp
 from fedmjp.clients.gate.ledger import Outcome
-from fedmjp.clients.gate.watching import Seen
+from fedmjp.clients.gate.watching import Observation
 from fedmjp.clients.replies import Update
 from fedmjp.errors import AttackFailedError, BadInputError
 from fedmjp.metrics import METRICS
@@ -34,51 +34,60 @@ EXACT_FEATURE = 0.01  # relative error
 
 
 @dataclass(frozen=True)
-class Tried:
+class AttackResults:
     """What became of an upload in the hands of attacks."""
 
     outcomes: tuple[Outcome, ...]
 
     def came_back(self, of: str) -> bool:
-        """Whether any of these came back."""
+        """Tell whether any pictures, features or labels came back.
+
+        Args:
+            of: ``pictures``, ``features`` or ``labels``.
+        """
         return any(outcome.of == of and outcome.came_back for outcome in self.outcomes)
 
 
 def try_upload(
-    update: Update, seen: Seen, *, psnr: float, search: tuple[str, Mapping[str, Any]] | None = None
-) -> Tried:
-    """Which exact attacks apply to an upload, and what they recover.
+    update: Update, observed: Observation, *, psnr: float, search: tuple[str, Mapping[str, Any]] | None = None
+) -> AttackResults:
+    """Run the exact attacks that apply to an upload, and count what they recover.
 
     Args:
         update: As it would leave.
-        seen: What it was computed from, as far as it was seen; without batches all that an attack certifies counts.
+        observed: What it was computed from, as far as it was seen; without batches all that an attack certifies
+            counts.
         psnr: dB from which on a picture has come back.
         search: Name and options of a further attack.
     """
-    attempt = _Attempt(update, seen, psnr)
+    attempt = _Attempt(update, observed, psnr)
     outcomes = [*attempt.one_example(), *attempt.one_picture(), *attempt.labels(), *attempt.features()]
     if search is not None:
         outcomes += attempt.search(*search)
-    return Tried(tuple(outcomes))
+    return AttackResults(tuple(outcomes))
 
 
-def try_tensors(update: Update) -> Tried:
-    """What the tensors alone show, of no more than one example: for who sees neither batches nor optimiser."""
-    attempt = _Attempt(update, Seen(), psnr=math.inf)
-    return Tried((*attempt.one_example(), *attempt.one_picture()))
+def try_tensors(update: Update) -> AttackResults:
+    """Run the attacks that need neither batches nor optimiser: they tell uploads of one example alone.
+
+    Args:
+        update: As it would leave.
+    """
+    attempt = _Attempt(update, Observation(), psnr=math.inf)
+    return AttackResults((*attempt.one_example(), *attempt.one_picture()))
 
 
 class _Attempt:
-    def __init__(self, update: Update, seen: Seen, psnr: float) -> None:
-        self.update, self.seen, self.psnr = update, seen, psnr
+    def __init__(self, update: Update, observed: Observation, psnr: float) -> None:
+        self.update, self.seen, self.psnr = update, observed, psnr
         self.change = {name: tensor for name, tensor in update.change.items() if tensor.is_floating_point()}
-        self.count = seen.pictures or update.examples or 1
-        self.images = torch.cat(seen.images).float() if seen.images and _alike(seen.images) else None
+        self.count = observed.pictures or update.examples or 1
+        self.images = torch.cat(observed.images).float() if observed.images and _alike(observed.images) else None
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in self._normalisation())
         self.layout = replace(SentWeights.of(update.weights), mean=mean, std=std)
 
     def one_example(self) -> Iterator[Outcome]:
-        """A layer's gradient of one example is a product of two vectors, of which the bias shows one: rank one."""
+        """Look for a layer whose gradient has rank one: that of one example is a product with the bias' gradient."""
         for weight, bias in self._layers():
             inputs = self._only_input(weight, bias)
             if inputs is not None:
@@ -106,7 +115,7 @@ class _Attempt:
         yield Outcome(attack="closed form", of="pictures", came_back=0, among=self.count, reason=reason)
 
     def labels(self) -> Iterator[Outcome]:
-        """What the head's bias says of labels; of several steps by their mean."""
+        """Read labels from the gradient of the head's bias; over several steps, from its mean."""
         disclosed = self._attacked("labels", {}, self._mean_gradient(), ThreatModel(batch_size=self._batch))
         if isinstance(disclosed, str):
             yield Outcome(attack="labels", of="labels", came_back=0, among=self.count, reason=disclosed)
@@ -114,7 +123,7 @@ class _Attempt:
             yield self._right_labels("labels", disclosed.labels)
 
     def features(self) -> Iterator[Outcome]:
-        """What separation says of each picture of one step."""
+        """Separate the pictures of one step, and read each one's features."""
         reason = self._not_one_step()
         threat = ThreatModel(batch_size=self._batch, label_smoothing=self.seen.smoothing)
         disclosed = reason or self._attacked("class_token", {}, self._mean_gradient(), threat)
@@ -125,12 +134,17 @@ class _Attempt:
         yield Outcome(attack="class_token", of="features", came_back=self._right_features(disclosed), among=self._batch)
 
     def search(self, name: str, options: Mapping[str, Any]) -> Iterator[Outcome]:
-        """Another attack on pictures."""
-        made = self._attacked(name, options, self._mean_gradient(), ThreatModel(batch_size=self._batch))
-        if isinstance(made, Reconstruction):
-            yield self._shown(name, made.images)
+        """Run another attack on pictures.
+
+        Args:
+            name: Of the attack.
+            options: Of the attack.
+        """
+        disclosed = self._attacked(name, options, self._mean_gradient(), ThreatModel(batch_size=self._batch))
+        if isinstance(disclosed, Reconstruction):
+            yield self._shown(name, disclosed.images)
         else:
-            reason = made if isinstance(made, str) else "gave no pictures"
+            reason = disclosed if isinstance(disclosed, str) else "gave no pictures"
             yield Outcome(attack=name, of="pictures", came_back=0, among=self.count, reason=reason)
 
     @property
@@ -138,7 +152,7 @@ class _Attempt:
         return self.seen.rows or self.update.examples or 1
 
     def _layers(self) -> Iterator[tuple[str, str]]:
-        """Matrices and the biases that follow them."""
+        """Pair matrices with the biases that follow them."""
         order = list(self.change)
         for name, following in pairwise(order):
             weight, bias = self.change[name], self.change[following]
@@ -146,7 +160,7 @@ class _Attempt:
                 yield name, following
 
     def _only_input(self, weight: str, bias: str) -> Tensor | None:
-        """The input of a layer, if its gradient is of one example."""
+        """Recover the input of a layer, if its gradient is of one example."""
         matrix, vector = self.change[weight].double(), self.change[bias].double()
         size, square = float(matrix.norm()), float(vector.square().sum())
         if not size or not square:
@@ -155,11 +169,11 @@ class _Attempt:
         if rounding > NOISY:
             return None
         inputs = (vector @ matrix) / square
-        left = float((matrix - torch.outer(vector, inputs)).norm()) / size
-        return inputs if left < max(RANK_ONE, 4 * rounding) else None
+        unexplained = float((matrix - torch.outer(vector, inputs)).norm()) / size
+        return inputs if unexplained < max(RANK_ONE, 4 * rounding) else None
 
     def _kind_of(self, inputs: Tensor) -> str:
-        """Whether the input of a layer is the picture itself."""
+        """Tell whether the input of a layer is the picture itself."""
         if self.images is None or inputs.numel() != self.images[0].numel():
             return "features"
         error = ((self.images.flatten(1).double() - inputs) ** 2).mean(1).min()
@@ -171,7 +185,7 @@ class _Attempt:
         return self.change.get(sent_name) if sent_name is not None else None
 
     def _normalisation(self) -> tuple[list[float], list[float]]:
-        """Which takes the batch into [0, 1]: a server knows the recipe's, and this comes near to it."""
+        """Estimate mean and deviation that take the batch into [0, 1]; a server knows the recipe's."""
         if self.images is None or self.images.ndim != 4 or self.images.shape[1] != 3:
             return [0.0] * 3, [1.0] * 3
         low, high = self.images.amin((0, 2, 3)), self.images.amax((0, 2, 3))
@@ -180,7 +194,7 @@ class _Attempt:
         ]
 
     def _shown(self, attack: str, pictures: Tensor) -> Outcome:
-        """How many of the client's pictures are near to one of these; all, where the client's were not seen."""
+        """Count the client's pictures that are near to one of these; all, where the client's were not seen."""
         if self.images is None or self.images.shape[1:] != pictures.shape[1:]:
             return Outcome(attack=attack, of="pictures", came_back=len(pictures), among=max(self.count, len(pictures)))
         private = self.layout.denormalise(self.images.cpu())
@@ -198,7 +212,7 @@ class _Attempt:
         return ""
 
     def _mean_gradient(self) -> dict[str, Tensor] | str:
-        """The update as a gradient of the mean loss, by steps and learning rate as they were seen."""
+        """Turn the update into a gradient of the mean loss, by the observed steps and learning rate."""
         if self.update.kind == "gradient":
             return self.change
         if self.seen.optimiser != "SGD":
@@ -212,7 +226,7 @@ class _Attempt:
     def _attacked(
         self, name: str, options: Mapping[str, Any], gradient: dict[str, Tensor] | str, threat: ThreatModel
     ) -> Any:
-        """What an attack made, or why it did not apply."""
+        """Run an attack; return what it disclosed, or the reason why it does not apply."""
         if isinstance(gradient, str):
             return gradient
         try:
@@ -223,14 +237,14 @@ class _Attempt:
             return str(error).removeprefix(f"{name}: ")
 
     def _right_labels(self, attack: str, labels: Tensor) -> Outcome:
-        """How many of the client's labels these are; all, where the client's were not seen."""
+        """Count the client's labels among these; all, where the client's were not seen."""
         private, right, reason = self.seen.labels, len(labels), "all count: the client's own were not seen"
         if private and sum(map(len, private)) == self.seen.rows:
             right, reason = int(METRICS["label_accuracy"].function(labels, torch.cat(private).cpu()).sum()), ""
         return Outcome(attack=attack, of="labels", came_back=right, among=max(right, self._batch), reason=reason)
 
     def _right_features(self, disclosed: Features) -> int:
-        """Features that are the client's own; where those were not seen, what the attack certifies."""
+        """Count features that are the client's own; where those were not seen, what the attack certifies."""
         private = self.seen.features
         if disclosed.features is None:
             return 0
