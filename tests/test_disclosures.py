@@ -287,8 +287,8 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> tuple[OutputFolder, Pr
     for part in prepared.plan.parts:
         source = DirectUploads(part.experiment, prepared.selection)
         run_experiment(Engine(part.experiment, source), part.trials, Recorder(output, store, RunProgress()))
-    assert render(prepared.ledger, store, output, console, prepared.plan).empty
-    assert verify(output, prepared.ledger, store).problems == []
+    assert render(prepared.plan, store, output, console, figure=True).empty
+    assert verify(output, prepared.plan, store).problems == []
     return output, prepared, console.file.getvalue()
 
 

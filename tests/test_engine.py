@@ -14,7 +14,7 @@ from fedmjp.attacks.patch_embedding import PatchEmbeddingAttack
 from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.benchmarks.folder.output import OutputFolder
 from fedmjp.benchmarks.folder.store import Store, Trial
-from fedmjp.benchmarks.plan.experiment import Plan
+from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.running.engine import Engine, jobs
 from fedmjp.benchmarks.running.progress import RunProgress
 from fedmjp.benchmarks.running.runner import Recorder, run_experiment, run_local
@@ -51,8 +51,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> OutputFolder:
     return output
 
 
-def stored(output: OutputFolder, plan: Plan) -> Sequence[Trial]:
-    return Store.at(output.database).trials([trial.key for trial in plan.trials])
+def stored(output: OutputFolder, plan: TrialPlan) -> Sequence[Trial]:
+    return Store.at(output.database).trials([trial.key for trial in plan.tasks])
 
 
 def test_every_trial_is_finished_and_scored(finished: OutputFolder) -> None:
@@ -133,7 +133,7 @@ def test_jobs_of_the_same_weights_follow_each_other_and_cover_what_is_missing(tm
     plan, setup = small_campaign(tmp_path)
     store = setup.store()
     found = jobs(plan)
-    assert sorted(trial.key for job in found for trial in job.trials) == sorted(trial.key for trial in plan.trials)
+    assert sorted(trial.key for job in found for trial in job.trials) == sorted(trial.key for trial in plan.tasks)
     arms = [arm for arm, _ in groupby(job.arm for job in found)]
     assert len(arms) == len(set(arms)) == 4, "two seeds with and without MJP"
     for job in found:
@@ -144,12 +144,12 @@ def test_jobs_of_the_same_weights_follow_each_other_and_cover_what_is_missing(tm
     recorder = Recorder(setup.output, store, RunProgress())
     for results in Engine(experiment, source).results(found[0].trials):
         recorder.write(results)
-    assert jobs(plan, store.finished([trial.key for trial in plan.trials])) == found[1:]
+    assert jobs(plan, store.finished([trial.key for trial in plan.tasks])) == found[1:]
 
 
 def test_an_upload_does_not_depend_on_its_neighbours_to_the_last_bit(tmp_path: Path) -> None:
     plan, setup = small_campaign(tmp_path)
-    batches = list(dict.fromkeys(trial.batch for trial in plan.trials))
+    batches = list(dict.fromkeys(trial.batch for trial in plan.tasks))
     for experiment in setup.experiments[:4]:
         source = DirectUploads(experiment, setup.selection)
         together = source.uploads(batches)
@@ -169,7 +169,7 @@ def test_a_client_that_breaks_down_is_rows_and_stops_nothing(tmp_path: Path, mon
     told = Told()
     run_local(plan, setup, workers=1, progress=told)
     found = rows(plan, setup).values()
-    assert len(found) == told.done == len(plan.trials)
+    assert len(found) == told.done == len(plan.tasks)
     assert {row["status"] for row in found} == {"failed"}
     assert all(f"the client's update of {row['picture']} failed: {OUT_OF_MEMORY}" == row["error"] for row in found)
 

@@ -19,7 +19,7 @@ from PIL import Image
 from ray.cluster_utils import Cluster
 
 import fedmjp
-from fedmjp.benchmarks.plan.experiment import Plan
+from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.running import ray_workers
 from fedmjp.benchmarks.running.engine import Job, StackResults
 from fedmjp.benchmarks.running.ray_workers import Assignment, StoredPictures, Worker, WorkerError
@@ -77,7 +77,7 @@ class Dying(Told):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run_and_die(plan: Plan, setup: Setup, address: str, data: Path) -> None:
+def run_and_die(plan: TrialPlan, setup: Setup, address: str, data: Path) -> None:
     run_ray(plan, setup, address=address, progress=Dying(), stop=lambda: hide(data))
 
 
@@ -119,7 +119,7 @@ class Curious(Worker):
 
 
 @pytest.fixture(scope="module")
-def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Setup]:
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrialPlan, Setup]:
     plan, setup = small_campaign(tmp_path_factory.mktemp("alone"), seeds=(0,))
     run_local(plan, setup, workers=1, progress=Told())
     return plan, setup
@@ -155,10 +155,10 @@ def test_killed_nodes_and_a_killed_run_lose_and_double_nothing_though_no_folder_
     assert data.with_name("hidden").exists(), "workers had no file of the data"
     data.with_name("hidden").rename(data)
     before = rows(plan, disturbed)
-    assert 0 < len(before) < len(plan.trials)
+    assert 0 < len(before) < len(plan.tasks)
     assert run_ray(plan, disturbed, address=cluster, progress=Disturbing(), stop=lambda: hide(data)) == 0
     found = disturbed.store().frame()
-    assert sorted(found["key"]) == sorted(trial.key for trial in plan.trials)
+    assert sorted(found["key"]) == sorted(trial.key for trial in plan.tasks)
     assert set(found["status"]) == {"ok"}
     undisturbed = setup.store().frame()
     assert found["scores"].tolist() == undisturbed["scores"].tolist()
@@ -181,7 +181,7 @@ def test_a_job_that_kills_its_worker_is_tried_again_and_becomes_failed_rows_the_
     # One job per picture: every death costs the start of a worker.
     grid = {"attacks": ("patch_embedding", "grey"), "defences": ("none",), "settings": ("a",)}
     plan, setup = small_campaign(tmp_path / "deadly", seeds=(0,), **grid)
-    once, always = dict.fromkeys(trial.picture.name for trial in plan.trials[:2])
+    once, always = dict.fromkeys(trial.picture.name for trial in plan.tasks[:2])
 
     class Victims(Mortal):
         def __init__(self, *arguments: Any) -> None:
@@ -193,9 +193,9 @@ def test_a_job_that_kills_its_worker_is_tried_again_and_becomes_failed_rows_the_
     assert run_ray(plan, setup, address=cluster, progress=told) == 0
     assert (tmp_path / "died").exists()
     found = rows(plan, setup)
-    assert len(found) == len(plan.trials) == told.done
+    assert len(found) == len(plan.tasks) == told.done
     failed = {key: row["error"] for key, row in found.items() if row["status"] == "failed"}
-    of_victim = {trial.key for trial in plan.trials if trial.picture.name == always}
+    of_victim = {trial.key for trial in plan.tasks if trial.picture.name == always}
     assert failed.keys() < of_victim, "what a worker finished before it died stays"
     for error in failed.values():
         assert re.fullmatch(r"the worker process died \(.*died.*\); the trial was tried twice", str(error))
@@ -206,7 +206,7 @@ def test_a_job_that_kills_its_worker_is_tried_again_and_becomes_failed_rows_the_
 
 @pytest.mark.slow
 def test_workers_that_never_get_to_work_end_the_run(
-    cluster: str, quick: tuple[Plan, Setup], monkeypatch: pytest.MonkeyPatch
+    cluster: str, quick: tuple[TrialPlan, Setup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_workers, "Worker", Stillborn)
     with pytest.raises(WorkerError, match="died before it got to work"):
@@ -215,7 +215,7 @@ def test_workers_that_never_get_to_work_end_the_run(
 
 @pytest.mark.slow
 def test_a_machine_with_other_packages_is_refused_in_one_line(
-    cluster: str, quick: tuple[Plan, Setup], monkeypatch: pytest.MonkeyPatch
+    cluster: str, quick: tuple[TrialPlan, Setup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = ray_workers.decisive_facts(quick[1].experiments)
     monkeypatch.setattr(ray_workers, "decisive_facts", lambda _: facts | {"torch": "1.0"})
@@ -225,7 +225,7 @@ def test_a_machine_with_other_packages_is_refused_in_one_line(
     assert not rows(*quick)
 
 
-def test_a_machine_is_refused_with_the_first_difference(quick: tuple[Plan, Setup]) -> None:
+def test_a_machine_is_refused_with_the_first_difference(quick: tuple[TrialPlan, Setup]) -> None:
     assignment = Assignment.of(quick[1], threads=1)
     assignment.require_same_machine()
     other = replace(assignment, facts=assignment.facts | {"the digest of fedmjp's code": "0"})
@@ -233,7 +233,7 @@ def test_a_machine_is_refused_with_the_first_difference(quick: tuple[Plan, Setup
         other.require_same_machine()
 
 
-def test_pictures_travel_without_loss(quick: tuple[Plan, Setup], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_travel_without_loss(quick: tuple[TrialPlan, Setup], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "put", lambda value: value)
     monkeypatch.setattr(ray, "get", lambda value: value)
     selection = quick[1].selection
@@ -244,7 +244,7 @@ def test_pictures_travel_without_loss(quick: tuple[Plan, Setup], monkeypatch: py
 
 
 def test_an_address_where_nothing_answers_is_one_line_in_time(
-    planned: tuple[Plan, Setup], monkeypatch: pytest.MonkeyPatch
+    planned: tuple[TrialPlan, Setup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_workers, "PATIENCE", 0.5)
     with socket.socket() as silent:
@@ -256,6 +256,6 @@ def test_an_address_where_nothing_answers_is_one_line_in_time(
 
 
 @pytest.mark.parametrize("address", ["", "auto", "head:", "ray://head"])
-def test_a_malformed_address_is_refused(planned: tuple[Plan, Setup], address: str) -> None:
+def test_a_malformed_address_is_refused(planned: tuple[TrialPlan, Setup], address: str) -> None:
     with pytest.raises(ConfigError, match="is not of the form HOST:PORT"):
         run_ray(*planned, address=address, progress=Told())

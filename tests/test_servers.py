@@ -200,7 +200,7 @@ def test_only_wanted_pictures_are_planned_and_attacks_are_asked_about_one_pictur
     experiment = Experiment.parse({"scenario": scenario, "attacks": tried, "settings": ["a"]})
     batch = tuple(PictureEntry(f"{place}.png", label, "0") for place, label in enumerate([7, 3, 9, 7]))
     planned = plan([experiment], [[batch]], uploads="direct")
-    assert [trial.picture.name for trial in planned.trials] == ["1.png"]
+    assert [trial.picture.name for trial in planned.tasks] == ["1.png"]
     exact, matching, imprint = planned.cells
     assert (exact.refusal, exact.caveat, exact.left_out) == (None, None, 0), "one picture is no mixture"
     assert "all pictures of an upload" in str(matching.refusal)

@@ -160,10 +160,10 @@ def test_a_campaign_computes_every_upload_once(witness: str, tmp_path: Path, mon
     assert [job.uploads for job in jobs(planned)] == [0, 0, 0, 1, 1, 1]
     assert run_local(planned, setup, workers=1, progress=Told()) == 0
     assert passes == [4] * 3 * 2, "three uploads at two mask ratios, whatever the number of experiments"
-    rows = {row.key: row for row in store.trials([trial.key for trial in planned.trials])}
+    rows = {row.key: row for row in store.trials([trial.key for trial in planned.tasks])}
     assert {row.status for row in rows.values()} == {"ok"}
     found = set()
-    for trial in planned.trials:
+    for trial in planned.tasks:
         told = rows[trial.key].diagnostics
         found.add((trial.cell.threat.uploads_per_picture, told["uploads"], told["masks"]))
     assert found == {(count, count, count) for count in counts}

@@ -20,8 +20,6 @@ from fedmjp.settings import Picture
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedmjp.benchmarks.plan.experiment import PlannedTrial
-
 
 def save_png(content: bytes, path: Path) -> None:
     """Write the content of a PNG file, whole or not at all.
@@ -66,8 +64,3 @@ def files_in(folder: str, stem: str) -> dict[str, str]:
     """Where the ``clean`` and ``shuffled`` picture of a trial and its ``reconstruction`` lie in the picture folder."""
     private = {str(version): f"{stem}-{version}.png" for version in Picture}
     return {**private, "reconstruction": f"{folder}/{stem}.png"}
-
-
-def files_of(trial: PlannedTrial) -> dict[str, str]:
-    """The files of a planned trial."""
-    return files_in(folder_of(trial.cell), trial.stem)

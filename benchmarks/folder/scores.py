@@ -12,20 +12,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
-
 from fedmjp.benchmarks.folder.output import write_json, write_text
 from fedmjp.benchmarks.folder.store import START_OVER, TRIAL_COLUMNS, Trial
-from fedmjp.benchmarks.plan.cells import PlannedCell
+from fedmjp.benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.plan.trial_plan import ABOUT_KEYS, PlannedTrial, TrialPlan, cells_as_json, cells_from_json
+from fedmjp.benchmarks.plan.trial_plan import COLUMNS as PLANNED
 from fedmjp.errors import GAVE_UP, OutputError
 from fedmjp.files import read_file
 from fedmjp.metrics import COLOUR, METRICS
 from fedmjp.texts import guard, unguard
 
 if TYPE_CHECKING:
-    from fedmjp.benchmarks.folder.ledger import Ledger
     from fedmjp.benchmarks.folder.study import StudyTrials
-    from fedmjp.benchmarks.plan.experiment import Plan, PlannedTrial
 
 SCORES, MANIFEST = "scores.csv", "manifest.json"
 KIND = "attack"  # of the manifest
@@ -38,7 +36,6 @@ COLUMNS = (
 )  # fmt: skip
 DIGITS = 12  # of a cell's digest
 LARGEST = 2**30  # bytes
-_CELL = TypeAdapter(PlannedCell)
 Row = dict[str, str]
 
 
@@ -48,11 +45,11 @@ class ScoreTable:
     Rows of other cells that the folder holds stay; those of the same cells that no longer belong to the run go.
     """
 
-    def __init__(self, folder: Path, planned: Plan) -> None:
+    def __init__(self, folder: Path, planned: TrialPlan) -> None:
         self._path = folder / SCORES
         self._manifest = folder / MANIFEST
-        self._cells = {planned_cell.cell: _cell_id(planned_cell) for planned_cell in planned.cells}
-        self._planned = {trial.key: trial for trial in planned.trials}
+        self._cells = {cell: _cell_id(cell) for cell in planned.cells}
+        self._planned = {trial.key: trial for trial in planned.tasks}
         self._uploads = _number_uploads(planned)
         self._trials: dict[str, Trial] = {}
         former = read_rows(self._path) if self._path.exists() else []
@@ -65,7 +62,7 @@ class ScoreTable:
                 self._trials[row["key"]] = _trial_of(row, self._environments)
         kept = {row["cell"] for row in rows} - replaced
         self._other_cells = {name: cell for name, cell in about["cells"].items() if name in kept}
-        self._planned_cells = {_cell_id(cell): _CELL.dump_python(cell, mode="json") for cell in planned.cells}
+        self._planned_cells = dict(zip(self._cells.values(), cells_as_json(planned.cells), strict=True))
         write_text(self._path, _text([list(COLUMNS), *([row[name] for name in COLUMNS] for row in rows)]))
 
     def finished(self, keys: Collection[str]) -> set[str]:
@@ -162,7 +159,7 @@ def read_rows(path: Path) -> list[Row]:
     return list({row["key"]: row for row in whole}.values())
 
 
-def read_scores(folder: Path) -> tuple[Ledger, StudyTrials]:
+def read_scores(folder: Path) -> tuple[TrialPlan, StudyTrials]:
     """Read what `fedmjp attack` left, as the leaderboard reads a campaign's results.
 
     Args:
@@ -173,25 +170,25 @@ def read_scores(folder: Path) -> tuple[Ledger, StudyTrials]:
     """
     import pandas as pd  # noqa: PLC0415 (an attack does without)
 
-    from fedmjp.benchmarks.folder.ledger import ABOUT_KEYS, Ledger  # noqa: PLC0415
-    from fedmjp.benchmarks.folder.ledger import COLUMNS as PLANNED  # noqa: PLC0415
     from fedmjp.benchmarks.folder.store import frame_of  # noqa: PLC0415
     from fedmjp.benchmarks.folder.study import StudyTrials  # noqa: PLC0415
 
     rows, about = read_rows(folder / SCORES), _read_manifest(folder)
     try:
-        cells = tuple(map(_CELL.validate_python, about["cells"].values()))
+        cells = cells_from_json(list(about["cells"].values()))
         places = {name: place for place, name in enumerate(about["cells"])}
         rows.sort(key=lambda row: (places[row["cell"]], int(row["seed"]), int(row["upload"])))
         trials = [_trial_of(row, about["environments"]) for row in rows]
         planned = [{**row, "cell": places[row["cell"]], "seed": int(row["seed"])} for row in rows]
-        ledger = Ledger({name: about[name] for name in ABOUT_KEYS}, cells, pd.DataFrame(planned, columns=list(PLANNED)))
+        plan = TrialPlan(
+            cells, pd.DataFrame(planned, columns=list(PLANNED)), {name: about[name] for name in ABOUT_KEYS}
+        )
         digests = {row["key"]: row["environment_sha256"] for row in rows}
         values = [{**vars(trial), "environment_sha256": digests[trial.key]} for trial in trials]
         frame = frame_of(sorted(tuple(value[name] for name in TRIAL_COLUMNS) for value in values))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise OutputError(f"{folder / SCORES} and its manifest do not agree ({error}); {START_OVER}") from None
-    return ledger, StudyTrials(frame, about["environments"])
+    return plan, StudyTrials(frame, about["environments"])
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -204,7 +201,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return dict(about)
 
 
-def _number_uploads(planned: Plan) -> dict[str, int]:
+def _number_uploads(planned: TrialPlan) -> dict[str, int]:
     """Number the upload of each trial within its part."""
     numbers: dict[str, int] = {}
     for part in planned.parts:
@@ -213,8 +210,8 @@ def _number_uploads(planned: Plan) -> dict[str, int]:
     return numbers
 
 
-def _cell_id(planned: PlannedCell) -> str:
-    return _digest(_CELL.dump_python(planned, mode="json")["cell"])[:DIGITS]
+def _cell_id(cell: Cell) -> str:
+    return _digest(cells_as_json((cell,))[0]["cell"])[:DIGITS]
 
 
 def _digest(values: Mapping[str, Any]) -> str:

@@ -19,10 +19,10 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
 
-from fedmjp.benchmarks.folder.ledger import CELLS, COLUMNS, Ledger
 from fedmjp.benchmarks.folder.output import OutputFolder, write_json
 from fedmjp.benchmarks.folder.scores import holds_scores, read_scores
 from fedmjp.benchmarks.folder.store import TRIAL_COLUMNS, RecordedTrials, frame_of
+from fedmjp.benchmarks.plan.trial_plan import COLUMNS, TrialPlan, cells_as_json, cells_from_json
 from fedmjp.errors import OutputError
 from fedmjp.files import read_file, replacing, require_regular
 from fedmjp.metrics import COLOUR
@@ -57,18 +57,18 @@ class StudyTrials:
         return dict(self.made_in)
 
 
-def write_study(path: Path, ledger: Ledger, store: RecordedTrials) -> None:
+def write_study(path: Path, plan: TrialPlan, store: RecordedTrials) -> None:
     """Write a plan and the trials that were run of it into a parquet file."""
-    frame = store.frame(ledger.trials["key"].tolist())
-    planned = ledger.trials[list(COLUMNS)]
+    frame = store.frame(plan.trials["key"].tolist())
+    planned = plan.trials[list(COLUMNS)]
     rows = planned.merge(frame[["key", *ROWS, "scores", "diagnostics"]], on="key", how="inner", validate="one_to_one")
-    for name in (*ledger.about["metrics"], COLOUR):
+    for name in (*plan.about["metrics"], COLOUR):
         rows[name] = [scores.get(name) for scores in rows["scores"]]
     rows["key"] = _shortened(rows["key"])
     rows["diagnostics"] = [json.dumps(diagnostics) for diagnostics in rows["diagnostics"]]
-    about = {**ledger.about, "keep": "none"}  # pictures do not travel
+    about = {**plan.about, "keep": "none"}  # pictures do not travel
     said = {
-        PLAN: _packed({**about, "cells": CELLS.dump_python(ledger.cells, mode="json")}),
+        PLAN: _packed({**about, "cells": cells_as_json(plan.cells)}),
         ENVIRONMENTS: _packed(store.environments()),
     }
     write_rows(path, rows.drop(columns="scores"), said)
@@ -102,7 +102,7 @@ def keep_rows(folder: Path, rows: pd.DataFrame, about: Mapping[str, Any]) -> Non
     write_json(folder / "manifest.json", {**about, SHA256: write_rows(folder / TRIALS, rows)})
 
 
-def read_study(folder: Path) -> tuple[Ledger, StudyTrials]:
+def read_study(folder: Path) -> tuple[TrialPlan, StudyTrials]:
     """The plan and the trials of a published study.
 
     Raises:
@@ -111,15 +111,15 @@ def read_study(folder: Path) -> tuple[Ledger, StudyTrials]:
     path = folder / TRIALS
     with _damage_told(path):
         table = parquet.read_table(path)
-        ledger = _ledger(path, table)
-        return ledger, _trials(table, ledger.about["metrics"], _unpacked(table.schema.metadata[ENVIRONMENTS]))
+        plan = _plan(path, table)
+        return plan, _trials(table, plan.about["metrics"], _unpacked(table.schema.metadata[ENVIRONMENTS]))
 
 
-def read_plan(folder: Path) -> Ledger:
+def read_plan(folder: Path) -> TrialPlan:
     """The plan of a published study, in a fraction of the time; OutputError as of ``read_study``."""
     path = folder / TRIALS
     with _damage_told(path):
-        return _ledger(path, parquet.read_table(path, columns=list(COLUMNS)))
+        return _plan(path, parquet.read_table(path, columns=list(COLUMNS)))
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def _damage_told(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _ledger(path: Path, table: pa.Table) -> Ledger:
+def _plan(path: Path, table: pa.Table) -> TrialPlan:
     metadata = table.schema.metadata or {}
     if PLAN not in metadata:
         raise OutputError(
@@ -144,18 +144,18 @@ def _ledger(path: Path, table: pa.Table) -> Ledger:
             "says what they show, and `fedmjp campaign verify` checks them"
         )
     about = _unpacked(metadata[PLAN])
-    cells = CELLS.validate_python(about.pop("cells"))
-    return Ledger({**about, SHA256: _sha256(path)}, cells, table.select(COLUMNS).to_pandas())
+    cells = cells_from_json(about.pop("cells"))
+    return TrialPlan(cells, table.select(COLUMNS).to_pandas(), {**about, SHA256: _sha256(path)})
 
 
-def open_results(output: OutputFolder, database: str = "") -> tuple[Ledger, RecordedTrials]:
+def open_results(output: OutputFolder, database: str = "") -> tuple[TrialPlan, RecordedTrials]:
     """The plan and the trials of a folder, as a run left them or as they were published.
 
     Raises:
         OutputError: If it holds none.
     """
     if database or output.database.exists():
-        return Ledger.load(output.root), output.store(database)
+        return TrialPlan.load(output.root), output.store(database)
     if holds_study(output.root):
         return read_study(output.root)
     if holds_scores(output.root):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedmjp.benchmarks.folder.ledger import ABOUT
 from fedmjp.benchmarks.folder.output import write_text
 from fedmjp.benchmarks.folder.study import holds_plan, holds_study
 from fedmjp.benchmarks.leaderboard.entries import Difference, Entry, Record, Submission, Submitter, entry_id
@@ -24,6 +23,7 @@ from fedmjp.benchmarks.leaderboard.plausible import (
 )
 from fedmjp.benchmarks.leaderboard.statistics import Sample
 from fedmjp.benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.plan.trial_plan import ABOUT
 from fedmjp.config import ModelConfig
 from fedmjp.defences.pipeline import NONE
 from fedmjp.errors import BadInputError, ConfigError, OutputError, UnknownNameError

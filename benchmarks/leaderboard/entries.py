@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Self
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from fedmjp.attacks import Reveals, Role
-from fedmjp.benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.plan.cells import IDENTITY, Cell
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.errors import ConfigError, UnknownNameError
@@ -166,7 +166,7 @@ class Submitter(Record):
 class Entry(Record):
     """One cell: what was attacked how, under which threat model, what came of it, and whence.
 
-    What ``Cell`` and ``PlannedCell`` have, too, means the same here; ``defence`` is the label of ``defences``. ``n``
+    What ``Cell`` has, too, means the same here; ``defence`` is the label of ``defences``. ``n``
     counts pictures with a score, ``trials`` and ``failures`` are finished and failed ones, ``missing`` those not run
     yet. ``scores`` holds each metric's value per picture, the mean over its seeds: ``metrics`` and all that is said of
     the cell follow from it. ``flat`` holds the PSNR of pictures of nearly one colour: they count in no figure, ``n``
@@ -248,13 +248,13 @@ class Entry(Record):
     @property
     def cell(self) -> Cell:
         """What was attacked how, in which setting."""
-        return Cell(**{name: getattr(self, name) for name in Cell.__dataclass_fields__})
+        return Cell(**{name: getattr(self, name) for name in IDENTITY})
 
 
 def entry_id(cell: Cell, campaign: str, pictures_sha256: str, origin: Origin) -> str:
     """Sixteen hexadecimal digits that name an entry: the same cell on the same pictures, whatever came of it."""
     configured = {"threat": cell.threat.digest(), "defences": [config.text for config in cell.defences]}
-    named = vars(cell) | configured | {"campaign": campaign, "pictures": pictures_sha256, "origin": origin}
+    named = cell.identity | configured | {"campaign": campaign, "pictures": pictures_sha256, "origin": origin}
     if cell.reveals == "pictures":
         del named["reveals"]  # ids outlive fields of later
     return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]

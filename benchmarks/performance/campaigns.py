@@ -42,12 +42,12 @@ import pandas as pd
 import typer
 
 from fedmjp import provenance
-from fedmjp.benchmarks.folder.ledger import Ledger
 from fedmjp.benchmarks.folder.store import Store, Trial
 from fedmjp.benchmarks.leaderboard.board import board_of
 from fedmjp.benchmarks.leaderboard.entries import reported_in
 from fedmjp.benchmarks.performance.harness import Measurement, benchmark, proportional_memory
-from fedmjp.benchmarks.plan.cells import Cell, PlannedCell
+from fedmjp.benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.report.publish import FORMATS, publish
 from fedmjp.benchmarks.scripts import timed
 from fedmjp.errors import BadInputError, FedmjpError
@@ -155,43 +155,38 @@ def leaderboard(
 ) -> Measurement:
     """Fill a store, then time what a user waits for."""
     environment = provenance.environment()
-    ledger = synthetic_ledger(trials // CELLS)
+    plan = synthetic_plan(trials // CELLS)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         store = Store.at(folder / "trials.sqlite")
-        store.put(synthetic_trials(ledger, environment))
-        frame, reading = timed(partial(store.frame, ledger.trials["key"]))
+        store.put(synthetic_trials(plan, environment))
+        frame, reading = timed(partial(store.frame, plan.trials["key"]))
         board, computing = timed(
-            lambda: board_of(ledger, frame, store.environments(), reported=reported_in(["mjp_table5"]))
+            lambda: board_of(plan, frame, store.environments(), reported=reported_in(["mjp_table5"]))
         )
         store.close()
         written, writing = timed(partial(publish, board, folder, formats=FORMATS, pictures=None))
         sizes = {path.name: path.stat().st_size for path in written if path.parent == folder}
     taken = {"store": reading, "board": computing, "files": writing, "all": reading + computing + writing}
     seconds = {name: round(duration, 2) for name, duration in taken.items()}
-    return Measurement({"trials": len(ledger.trials), "cells": CELLS, "seconds": seconds, "bytes": sizes})
+    return Measurement({"trials": len(plan.trials), "cells": CELLS, "seconds": seconds, "bytes": sizes})
 
 
-def synthetic_ledger(pictures: int) -> Ledger:
+def synthetic_plan(pictures: int) -> TrialPlan:
     """The plan: every attack on every model, with and without MJP, in settings a and c, as scenarios are planned."""
     arms = [(scenario.in_setting(setting, MASK_RATIO), setting) for scenario, setting in ARMS]
     cells = tuple(
-        PlannedCell(
-            Cell(
-                model=f"model{model}",
-                weights="untrained",
-                defences=scenario.defences,
-                mask_ratio=scenario.pipeline.mask_ratio,
-                attack=attack,
-                role="floor" if attack == "grey" else "attack",
-                setting=setting,
-                protocol="float",
-                threat=scenario.threat,
-            ),
-            refusal=None,
-            left_out=0,
+        Cell(
+            model=f"model{model}",
+            weights="untrained",
+            defences=scenario.defences,
+            mask_ratio=scenario.pipeline.mask_ratio,
+            attack=attack,
+            role="floor" if attack == "grey" else "attack",
+            setting=setting,
+            protocol="float",
+            threat=scenario.threat,
             adapted=attack == "adapted" and "masked" in scenario.pipeline.marks,
-            caveat=None,
             upload_bytes=88_000_000,
         )
         for model, attack, (scenario, setting) in itertools.product(range(MODELS), ATTACKS, arms)
@@ -204,7 +199,7 @@ def synthetic_ledger(pictures: int) -> Ledger:
         ],
         columns=["key", "cell", "picture"],
     )
-    return Ledger(_about(), cells, rows.assign(picture_sha256=rows["picture"], seed=0, stem=""))
+    return TrialPlan(cells, rows.assign(picture_sha256=rows["picture"], seed=0, stem=""), _about())
 
 
 def _about() -> dict[str, Any]:
@@ -227,10 +222,10 @@ def _about() -> dict[str, Any]:
     }
 
 
-def synthetic_trials(ledger: Ledger, environment: Mapping[str, Any]) -> list[Trial]:
+def synthetic_trials(plan: TrialPlan, environment: Mapping[str, Any]) -> list[Trial]:
     """Scores around a level of each cell: the guess, or what an attack without and with the defence might reach."""
     generator = numpy_generator(0, "performance of the leaderboard")
-    levels = np.array([_level(planned.cell) for planned in ledger.cells])[ledger.trials["cell"]]
+    levels = np.array([_level(cell) for cell in plan.cells])[plan.trials["cell"]]
     psnr = levels + generator.normal(size=len(levels))
     others = generator.uniform(size=(len(levels), len(METRICS) - 2))
     scores = np.column_stack([10 ** (-psnr / 10), psnr, others])
@@ -238,12 +233,12 @@ def synthetic_trials(ledger: Ledger, environment: Mapping[str, Any]) -> list[Tri
         _filler(
             row["key"],
             environment,
-            **ledger.cells[row["cell"]].cell.columns,
+            **plan.cells[row["cell"]].columns,
             picture=row["picture"],
             picture_sha256=row["picture_sha256"],
             scores=dict(zip(METRICS, map(float, values), strict=True)),
         )
-        for row, values in zip(ledger.trials.to_dict("records"), scores, strict=True)
+        for row, values in zip(plan.trials.to_dict("records"), scores, strict=True)
     ]
 
 

@@ -1,8 +1,7 @@
-"""An experiment's configuration, and the trials that it consists of."""
+"""An experiment's configuration."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -10,9 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.base import Attack
 from fedmjp.attacks.stages import TENSORS, Stage, stage_caveat, stage_refusal, unstaged
-from fedmjp.benchmarks.plan.cells import Cell, PlannedCell
 from fedmjp.config import Config, ModelConfig
-from fedmjp.data.pictures import PictureEntry
 from fedmjp.defences.base import Mark
 from fedmjp.defences.pipeline import Pipeline
 from fedmjp.errors import BadInputError
@@ -196,42 +193,3 @@ def experiments_of(
         for twin in asked.twins if ranked else ():
             add(twin, of_version if twin.gradient_of is version else (Setting.A,), on_twins)
     return list(experiments.values())
-
-
-@dataclass(frozen=True)
-class PlannedTrial:
-    """A trial that an experiment consists of.
-
-    ``key`` is the digest of everything that determines the result; ``stem`` names the picture's files.
-    ``batch`` names the pictures behind the same upload, in order, this one among them.
-    """
-
-    key: str
-    stem: str
-    cell: Cell
-    seed: int
-    arm: ModelConfig
-    attack: AttackConfig
-    picture: PictureEntry
-    batch: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Part:
-    """An experiment and those of its trials that no earlier part of the plan has."""
-
-    experiment: Experiment
-    trials: tuple[PlannedTrial, ...]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Every cell and every trial of one or more experiments on the same pictures."""
-
-    cells: tuple[PlannedCell, ...]
-    parts: tuple[Part, ...]
-
-    @property
-    def trials(self) -> list[PlannedTrial]:
-        """All trials, in the order in which they are run."""
-        return [trial for part in self.parts for trial in part.trials]

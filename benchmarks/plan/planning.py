@@ -4,14 +4,16 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from fedmjp import provenance
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.held_out import measured_on
-from fedmjp.benchmarks.plan.cells import Cell, PlannedCell
-from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Part, Plan, PlannedTrial
+from fedmjp.benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
+from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, PlanPart, TrialPlan
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.defences import DEFENCES
@@ -28,7 +30,7 @@ READABLE = 60  # letters of a picture's name in the names of its files
 Batches = Sequence[tuple[PictureEntry, ...]]
 
 
-def plan(experiments: Sequence[Experiment], batches: Sequence[Batches], *, uploads: str) -> Plan:
+def plan(experiments: Sequence[Experiment], batches: Sequence[Batches], *, uploads: str) -> TrialPlan:
     """Every cell and trial; what several experiments share is planned once.
 
     Args:
@@ -36,9 +38,9 @@ def plan(experiments: Sequence[Experiment], batches: Sequence[Batches], *, uploa
         batches: The pictures behind each upload of an arm and version, per experiment.
         uploads: Where they come from: "federated", "direct", or the digest of what was recorded.
     """
-    cells: dict[Cell, PlannedCell] = {}
+    cells: dict[Cell, Cell] = {}
     known: set[str] = set()
-    parts: list[Part] = []
+    parts: list[PlanPart] = []
     code = provenance.code_digest()  # once: files may change while a long plan is made
     for experiment, experiment_batches in zip(experiments, batches, strict=True):
         shared = {**_shared(experiment), "uploads": uploads, "code": code}
@@ -49,11 +51,11 @@ def plan(experiments: Sequence[Experiment], batches: Sequence[Batches], *, uploa
             planned = [] if refusal else _trials(experiment, tried, cell, shared, experiment_batches)
             if cell not in cells:
                 left_out = 0 if refusal else sum(map(len, _wanted(experiment, experiment_batches))) - len(planned)
-                cells[cell] = _planned(experiment.arm, tried, cell, refusal, left_out)
+                cells[cell] = _described(experiment.arm, tried, cell, refusal, left_out)
             trials += [trial for trial in planned if trial.key not in known]
             known |= {trial.key for trial in planned}
-        parts.append(Part(experiment, tuple(trials)))
-    return Plan(tuple(cells.values()), tuple(parts))
+        parts.append(PlanPart(experiment, tuple(trials)))
+    return TrialPlan(tuple(cells.values()), parts=tuple(parts))
 
 
 def decisive_facts(experiments: Sequence[Experiment]) -> dict[str, str]:
@@ -77,13 +79,11 @@ def decisive_facts(experiments: Sequence[Experiment]) -> dict[str, str]:
     return facts
 
 
-def require_applicable(planned: Plan) -> None:
+def require_applicable(planned: TrialPlan) -> None:
     """AttackNotApplicableError, with the reason, if one of the planned cells cannot be attacked."""
     for cell in planned.cells:
         if cell.refusal:
-            raise AttackNotApplicableError(
-                f"{cell.cell.attack} on {cell.cell.model}-{cell.cell.defence}: {cell.refusal}"
-            )
+            raise AttackNotApplicableError(f"{cell.attack} on {cell.model}-{cell.defence}: {cell.refusal}")
 
 
 def _cell(experiment: Experiment, tried: AttackConfig, setting: Setting) -> Cell:
@@ -113,10 +113,11 @@ def _refusal(experiment: Experiment, tried: AttackConfig, uploads: str) -> str |
     return refusal
 
 
-def _planned(arm: ModelConfig, tried: AttackConfig, cell: Cell, refusal: str | None, left_out: int) -> PlannedCell:
+def _described(arm: ModelConfig, tried: AttackConfig, cell: Cell, refusal: str | None, left_out: int) -> Cell:
+    """Add what is known of a cell before anything is run."""
     model = blueprint(arm)
-    return PlannedCell(
-        cell=cell,
+    return replace(
+        cell,
         refusal=refusal,
         left_out=left_out,
         adapted=tried.adapted(cell.pipeline, model, cell.threat, cell.setting),
@@ -168,9 +169,8 @@ def _digest(values: object) -> str:
 
 
 def _cell_record(cell: Cell, threat: str) -> dict[str, Any]:
-    fields = {name: getattr(cell, name) for name in Cell.__dataclass_fields__}
     defences = [config.model_dump(mode="json") for config in cell.defences]
-    return fields | {"setting": str(cell.setting), "threat": threat, "defences": defences}
+    return cell.identity | {"setting": str(cell.setting), "threat": threat, "defences": defences}
 
 
 @lru_cache

@@ -13,9 +13,10 @@ from fedmjp import provenance
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.adversary import Adversary
 from fedmjp.attacks.held_out import measured_on
-from fedmjp.benchmarks.folder.pictures import files_of, png_of
+from fedmjp.benchmarks.folder.pictures import png_of
 from fedmjp.benchmarks.folder.store import Trial
-from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Plan, PlannedTrial
+from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
+from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, TrialPlan
 from fedmjp.benchmarks.running.progress import RunProgress
 from fedmjp.benchmarks.uploads.direct import one_upload
 from fedmjp.benchmarks.uploads.source import Batch, UploadSource, described
@@ -258,7 +259,7 @@ def _pictures(trials: _Trials, private: PrivateBatch, reconstruction: Reconstruc
         place = private.pictures.index(trial.picture.name)
         images = {str(version): private.version(version)[place] for version in Picture}
         images["reconstruction"] = reconstruction.images[order[place]]
-        yield from ((path, png_of(images[which])) for which, path in files_of(trial).items())
+        yield from ((path, png_of(images[which])) for which, path in trial.files.items())
 
 
 def _refuse_known(batches: Iterable[PrivateBatch]) -> None:
@@ -269,7 +270,7 @@ def _refuse_known(batches: Iterable[PrivateBatch]) -> None:
                 raise RecordError(f"the prior of natural patches was measured on {name!r}: attack other pictures")
 
 
-def jobs(plan: Plan, finished: Collection[str] = ()) -> list[Job]:
+def jobs(plan: TrialPlan, finished: Collection[str] = ()) -> list[Job]:
     """Cut what is missing of a plan into jobs, in an order in which models and shared uploads are computed once.
 
     The first job of each part comes before all others, so that the time that is left can soon be told. Within both

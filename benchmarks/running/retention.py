@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from fedmjp.benchmarks.folder.pictures import files_of
 from fedmjp.benchmarks.folder.store import Store
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.files import PARTIAL
 
 if TYPE_CHECKING:
-    from fedmjp.benchmarks.plan.experiment import Keep, Plan, PlannedTrial
+    from fedmjp.benchmarks.plan.experiment import Keep
+    from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, TrialPlan
 
 
 def extremes(cell: pd.DataFrame) -> dict[str, str]:
@@ -43,15 +43,15 @@ class Retention:
     b and c. A file goes when no cell in work writes it and no complete one shows it.
     """
 
-    def __init__(self, keep: Keep, plan: Plan, pictures: Path, store: Store) -> None:
+    def __init__(self, keep: Keep, plan: TrialPlan, pictures: Path, store: Store) -> None:
         self._keep, self._pictures, self._store = keep, pictures, store
         self._trials: defaultdict[Cell, dict[str, PlannedTrial]] = defaultdict(dict)
         self._cells_of: defaultdict[Path, set[Cell]] = defaultdict(set)
-        for trial in plan.trials:
+        for trial in plan.tasks:
             self._trials[trial.cell][trial.key] = trial
             for path in self._files(trial):
                 self._cells_of[path].add(trial.cell)
-        finished = store.finished([trial.key for trial in plan.trials])
+        finished = store.finished([trial.key for trial in plan.tasks])
         self._pending = {cell: trials.keys() - finished for cell, trials in self._trials.items()}
         self._in_work = {cell for cell, pending in self._pending.items() if 0 < len(pending) < len(self._trials[cell])}
         self._shown: set[Path] = set()
@@ -90,7 +90,7 @@ class Retention:
         self._delete(self._pictures.rglob("*.png"))
 
     def _files(self, trial: PlannedTrial) -> list[Path]:
-        return [self._pictures / name for name in files_of(trial).values()]
+        return [self._pictures / name for name in trial.files.values()]
 
     def _show(self, cell: Cell) -> None:
         trials = self._trials[cell]

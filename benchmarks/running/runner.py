@@ -16,7 +16,8 @@ import torch
 from fedmjp.benchmarks.campaign.prepare import Prepared
 from fedmjp.benchmarks.folder.output import OutputFolder
 from fedmjp.benchmarks.folder.store import Store
-from fedmjp.benchmarks.plan.experiment import Experiment, Keep, Plan, PlannedTrial
+from fedmjp.benchmarks.plan.experiment import Experiment, Keep
+from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, TrialPlan
 from fedmjp.benchmarks.running.engine import Engine, Job, StackResults, jobs, jobs_of
 from fedmjp.benchmarks.running.progress import RunProgress
 from fedmjp.benchmarks.running.retention import Retention
@@ -182,7 +183,7 @@ def run_campaign(
 
 
 def run_local(
-    plan: Plan, setup: Setup, *, workers: int, progress: RunProgress, stop: Callable[[], bool] = lambda: False
+    plan: TrialPlan, setup: Setup, *, workers: int, progress: RunProgress, stop: Callable[[], bool] = lambda: False
 ) -> int:
     """Run what is missing of a plan on this machine.
 
@@ -212,7 +213,7 @@ def run_local(
 
 
 def run_ray(
-    plan: Plan, setup: Setup, *, address: str, progress: RunProgress, stop: Callable[[], bool] = lambda: False
+    plan: TrialPlan, setup: Setup, *, address: str, progress: RunProgress, stop: Callable[[], bool] = lambda: False
 ) -> int:
     """Run what is missing of a plan as ``run_local`` does, on a Ray cluster that this machine belongs to.
 
@@ -282,7 +283,7 @@ class Foreman:
     been short. If its worker dies again, what is missing of it becomes failed rows.
     """
 
-    plan: Plan
+    plan: TrialPlan
     setup: Setup
     progress: RunProgress
     stop: Callable[[], bool]
@@ -380,7 +381,7 @@ class Foreman:
     def _started(self) -> Iterator[tuple[deque[Job], Retention]]:
         """Give the missing jobs, and what deletes pictures: once more at the end."""
         store = self._recorder.store
-        waiting = deque(jobs(self.plan, store.finished([trial.key for trial in self.plan.trials])))
+        waiting = deque(jobs(self.plan, store.finished([trial.key for trial in self.plan.tasks])))
         retention = Retention(self.setup.keep, self.plan, self.setup.output.pictures, store)
         self.progress.attacks(_trials(waiting))
         yield waiting, retention

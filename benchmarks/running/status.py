@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 
 import pandas as pd
 
-from fedmjp.benchmarks.folder.ledger import Ledger
 from fedmjp.benchmarks.folder.store import RecordedTrials
-from fedmjp.benchmarks.plan.cells import PlannedCell
+from fedmjp.benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 
 WINDOW = timedelta(minutes=2)  # over which the rate is taken
 
@@ -32,7 +32,7 @@ class CampaignStatus(Status):
         rate: Trials per second over the last minutes before that; None below two trials.
     """
 
-    cells: tuple[tuple[PlannedCell, Status], ...]
+    cells: tuple[tuple[Cell, Status], ...]
     last: datetime | None
     rate: float | None
 
@@ -47,14 +47,14 @@ class CampaignStatus(Status):
         return timedelta(seconds=self.missing / self.rate) if self.rate else None
 
 
-def status(ledger: Ledger, store: RecordedTrials) -> CampaignStatus:
+def status(plan: TrialPlan, store: RecordedTrials) -> CampaignStatus:
     """Count what the database has of a plan."""
-    rows = store.frame(ledger.trials["key"].tolist())
-    joined = ledger.trials[["key", "cell"]].merge(rows[["key", "status", "recorded_at"]], on="key", how="left")
+    rows = store.frame(plan.trials["key"].tolist())
+    joined = plan.trials[["key", "cell"]].merge(rows[["key", "status", "recorded_at"]], on="key", how="left")
     counts = Counter(zip(joined["cell"], joined["status"].fillna("missing"), strict=True))
     cells = tuple(
         (cell, Status(*(counts[index, kind] for kind in ("ok", "failed", "missing"))))
-        for index, cell in enumerate(ledger.cells)
+        for index, cell in enumerate(plan.cells)
     )
     times = rows["recorded_at"].sort_values()
     return CampaignStatus(

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from fedmjp import provenance
 from fedmjp.benchmarks.campaign.prepare import Prepared
-from fedmjp.benchmarks.folder.ledger import Ledger
 from fedmjp.benchmarks.folder.output import OutputFolder
 from fedmjp.benchmarks.folder.pictures import load_png
 from fedmjp.benchmarks.folder.store import RecordedTrials
+from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.running.engine import Engine
 from fedmjp.benchmarks.running.progress import RunProgress
 from fedmjp.benchmarks.running.retention import extremes
@@ -49,13 +49,13 @@ class Verification:
     checked: list[str] = field(default_factory=list)
 
 
-def verify(folder: OutputFolder, ledger: Ledger, store: RecordedTrials) -> Verification:
+def verify(folder: OutputFolder, plan: TrialPlan, store: RecordedTrials) -> Verification:
     """Check rows against the plan and kept pictures against scores."""
     verification = Verification()
-    rows = store.frame(ledger.trials["key"].tolist())
-    joined = ledger.trials.merge(rows, on="key", how="left", suffixes=("", "_stored"))
+    rows = store.frame(plan.trials["key"].tolist())
+    joined = plan.trials.merge(rows, on="key", how="left", suffixes=("", "_stored"))
     _check_rows(joined, verification)
-    _rescore(folder, ledger, joined[joined["status"] == "ok"], verification)
+    _rescore(folder, plan, joined[joined["status"] == "ok"], verification)
     _compare_environments(store.environments(), set(rows["environment_sha256"]), verification)
     return verification
 
@@ -71,19 +71,19 @@ def _check_rows(joined: pd.DataFrame, verification: Verification) -> None:
     verification.checked.append(f"{len(present)} rows: {counts['ok']} ok, {counts['failed']} failed")
 
 
-def _rescore(folder: OutputFolder, ledger: Ledger, finished: pd.DataFrame, verification: Verification) -> None:
+def _rescore(folder: OutputFolder, plan: TrialPlan, finished: pd.DataFrame, verification: Verification) -> None:
     """Score again what lies in the folder of pictures."""
-    rescored, owed = 0, _owed(ledger, finished)
+    rescored, owed = 0, _owed(plan, finished)
     for row in finished[["key", "cell", "stem", "scores"]].to_dict("records"):
-        files = ledger.files_of(row)
+        files = plan.files_of(row)
         path = folder.pictures / files["reconstruction"]
         if not path.exists():
             if row["key"] in owed:
                 verification.problems.append(
-                    f"{files['reconstruction']} is missing, which keep: {ledger.about['keep']} promises"
+                    f"{files['reconstruction']} is missing, which keep: {plan.about['keep']} promises"
                 )
             continue
-        cell = ledger.cells[row["cell"]].cell
+        cell = plan.cells[row["cell"]]
         try:
             pair = _picture(path), _picture(folder.pictures / files[str(cell.setting.compared_with)])
         except OSError as error:
@@ -99,12 +99,12 @@ def _rescore(folder: OutputFolder, ledger: Ledger, finished: pd.DataFrame, verif
     verification.checked.append(f"{rescored} kept reconstructions scored again")
 
 
-def _owed(ledger: Ledger, finished: pd.DataFrame) -> set[str]:
+def _owed(plan: TrialPlan, finished: pd.DataFrame) -> set[str]:
     """Keys of the trials whose pictures must be there."""
-    if ledger.about["keep"] == "all":
-        shown = {place for place, planned in enumerate(ledger.cells) if planned.cell.reveals == "pictures"}
+    if plan.about["keep"] == "all":
+        shown = {place for place, cell in enumerate(plan.cells) if cell.reveals == "pictures"}
         return set(finished.loc[finished["cell"].isin(shown), "key"])
-    if ledger.about["keep"] == "none":
+    if plan.about["keep"] == "none":
         return set()
     return {key for _, cell in finished.groupby("cell") for key in extremes(cell).values()}
 
@@ -151,14 +151,14 @@ def _different(then: Any, now: Any, where: str = "") -> Iterator[tuple[str, Any,
         yield where, then, now
 
 
-def repeat(prepared: Prepared, ledger: Ledger, store: RecordedTrials, count: int) -> Verification:
+def repeat(prepared: Prepared, plan: TrialPlan, store: RecordedTrials, count: int) -> Verification:
     """Run ``count`` finished trials, drawn with a fixed seed, again from their pictures and compare every score."""
     verification = Verification()
-    finished = store.frame(ledger.trials["key"].tolist())
-    finished = ledger.trials.merge(finished[finished["status"] == "ok"], on="key", suffixes=("", "_stored"))
+    finished = store.frame(plan.trials["key"].tolist())
+    finished = plan.trials.merge(finished[finished["status"] == "ok"], on="key", suffixes=("", "_stored"))
     order = torch.randperm(len(finished), generator=torch_generator(0, "verify"))[:count].tolist()
     stored = {
-        (ledger.cells[row["cell"]].cell, row["picture"], row["seed"]): row["scores"]
+        (plan.cells[row["cell"]], row["picture"], row["seed"]): row["scores"]
         for row in finished.iloc[order].to_dict("records")
     }
     again = _run_again(prepared, set(stored))

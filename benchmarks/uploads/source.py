@@ -9,7 +9,8 @@ from functools import lru_cache
 
 from fedmjp.benchmarks.federation.simulation import RunFolder, simulate
 from fedmjp.benchmarks.folder.output import write_text
-from fedmjp.benchmarks.plan.experiment import Experiment, Plan
+from fedmjp.benchmarks.plan.experiment import Experiment
+from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.running.progress import RunProgress
 from fedmjp.config import ModelConfig
 from fedmjp.errors import (
@@ -129,7 +130,7 @@ class RecordedUploads(UploadSource):
 class FederatedRun:
     """Records the scenarios of a plan in one federated run into a folder, from which uploads are then read."""
 
-    plan: Plan
+    plan: TrialPlan
     folder: RunFolder
     progress: RunProgress
     record: Callable[..., None] = simulate
@@ -137,7 +138,7 @@ class FederatedRun:
     def prepare(self) -> str | None:
         """Run the federation, unless the records of these very trials are there; what went wrong."""
         # Keys cover configuration, pictures, code and versions: records of anything else are stale.
-        keys = json.dumps(sorted(trial.key for trial in self.plan.trials))
+        keys = json.dumps(sorted(trial.key for trial in self.plan.tasks))
         marker = self.folder.root / COMPLETED
         if marker.exists() and marker.read_text() == keys:
             return None

@@ -228,10 +228,10 @@ def _attack(job: _Job, output: Path, console: "Console", *, fresh: bool) -> None
             (output / name).unlink(missing_ok=True)
     table = ScoreTable(output, planned)
     table.write_manifest(_about(job), provenance.environment())
-    finished = table.finished([trial.key for trial in planned.trials])
-    console.print(f"{len(finished)} of {len(planned.trials)} trials are finished; device {scenario.device}.")
+    finished = table.finished([trial.key for trial in planned.tasks])
+    console.print(f"{len(finished)} of {len(planned.tasks)} trials are finished; device {scenario.device}.")
     with TerminalProgress(console) as progress:
-        progress.attacks(len(planned.trials) - len(finished))
+        progress.attacks(len(planned.tasks) - len(finished))
         for part, source in zip(planned.parts, job.sources, strict=True):
             engine = Engine(part.experiment, source, progress)
             for work in jobs_of(0, part.trials, finished):
@@ -241,7 +241,7 @@ def _attack(job: _Job, output: Path, console: "Console", *, fresh: bool) -> None
                     progress.trials(len(results.rows))
     print_scores(planned.cells, table.trials(), console)
     files = [SCORES, "manifest.json"]
-    if pictured := [trial for trial in planned.trials if trial.cell.reveals == "pictures"]:
+    if pictured := [trial for trial in planned.tasks if trial.cell.reveals == "pictures"]:
         write_figure(pictured, table.trials(), folder.pictures, output / FIGURE)
         files = [FIGURE, *files, "pictures/"]
     tell(console, f"Written to {output}: {', '.join(files)}. For a board: fedmjp leaderboard {output}")

@@ -66,8 +66,8 @@ def status(folder: Folder, database: Database = "") -> None:
     from fedmjp.cli.campaign_tables import print_status
 
     output = OutputFolder(folder)
-    ledger, store = open_results(output, database)
-    print_status(ledger, status_of(ledger, store), wide_console(), in_work=output.in_use())
+    plan, store = open_results(output, database)
+    print_status(plan, status_of(plan, store), wide_console(), in_work=output.in_use())
 
 
 @campaign.command(
@@ -100,12 +100,12 @@ def verify(
     if holds_study(folder) and not holds_plan(folder):
         _tell_verification(checks.Verification(problems_of_rows(folder), [], ["rows against the manifest"]))
         return
-    ledger, store = open_results(output, database)
-    verification = checks.verify(output, ledger, store)
-    board = board_in(ledger, store, folder).model_dump(mode="json")
+    plan, store = open_results(output, database)
+    verification = checks.verify(output, plan, store)
+    board = board_in(plan, store, folder).model_dump(mode="json")
     verification.problems += checks.compare_with_published(folder, board, rendered=not holds_study(folder))
     if rerun and file is not None:
-        again = checks.repeat(prepared_of(file, overrides, weights, device, arithmetic), ledger, store, rerun)
+        again = checks.repeat(prepared_of(file, overrides, weights, device, arithmetic), plan, store, rerun)
         verification.problems += again.problems
         verification.checked += again.checked
     _tell_verification(verification)
@@ -122,9 +122,9 @@ def publish(
     from fedmjp.benchmarks.folder.study import TRIALS, open_results, read_study, write_study
     from fedmjp.benchmarks.report.render import board_in
 
-    ledger, store = open_results(OutputFolder(folder), database)
+    plan, store = open_results(OutputFolder(folder), database)
     study.mkdir(parents=True, exist_ok=True)
-    write_study(study / TRIALS, ledger, store)
+    write_study(study / TRIALS, plan, store)
     write_json(study / "manifest.json", board_in(*read_study(study), study).about)
     written = f"Written to {study}: {TRIALS}, manifest.json. `fedmjp leaderboard {study}` makes the tables."
     tell(wide_console(), written)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedmjp.benchmarks.campaign.prepare import Prepared
-    from fedmjp.benchmarks.folder.ledger import Ledger
+    from fedmjp.benchmarks.plan.trial_plan import TrialPlan
     from fedmjp.benchmarks.running.status import CampaignStatus
 
 
@@ -27,7 +27,7 @@ def print_plan(prepared: "Prepared", console: "Console") -> None:
     """
     cells, trials = prepared.plan.cells, len(prepared.plan.trials)
     data, hours = prepared.campaign.data, prepared.campaign.budget.hours
-    refused = sum(planned.refusal is not None for planned in cells)
+    refused = sum(cell.refusal is not None for cell in cells)
     tell(
         console,
         f"{prepared.campaign.name}: {len(cells)} cells ({refused} refused), {trials} trials, "
@@ -42,28 +42,28 @@ def _hindrances(prepared: "Prepared") -> list[str]:
     from fedmjp.metrics import metric
 
     refused = Counter(
-        f"{planned.cell.attack} on {planned.cell.model}, {planned.cell.defence}: refused, {planned.refusal}"
-        for planned in prepared.plan.cells
-        if planned.refusal
+        f"{cell.attack} on {cell.model}, {cell.defence}: refused, {cell.refusal}"
+        for cell in prepared.plan.cells
+        if cell.refusal
     )
     reasons = [f"{refusal} ({count} cells)" for refusal, count in refused.items()]
-    left_out = {planned.cell.attack: planned.left_out for planned in prepared.plan.cells if planned.left_out}
+    left_out = {cell.attack: cell.left_out for cell in prepared.plan.cells if cell.left_out}
     reasons += [
         f"{attack}: {count} pictures are left out, its prior was made of them" for attack, count in left_out.items()
     ]
     for name in prepared.campaign.metrics:
         missing = metric(name).missing()
         reasons += [f"{name} will be empty: {missing}; `fedmjp doctor` says what to do"] if missing else []
-    if any(planned.cell.weights == "untrained" for planned in prepared.plan.cells):
+    if any(cell.weights == "untrained" for cell in prepared.plan.cells):
         reasons.append("models without --weights are untrained: initial weights drawn from the seed")
     return reasons + [f"skipped: {reason}" for reason in prepared.selection.skipped]
 
 
-def print_status(ledger: "Ledger", status: "CampaignStatus", console: "Console", *, in_work: bool) -> None:
+def print_status(plan: "TrialPlan", status: "CampaignStatus", console: "Console", *, in_work: bool) -> None:
     """Print progress in sum and per cell.
 
     Args:
-        ledger: The plan.
+        plan: Its cells and trials.
         status: How far it is.
         console: The terminal.
         in_work: Whether a run of this machine is at work on it.
@@ -72,16 +72,15 @@ def print_status(ledger: "Ledger", status: "CampaignStatus", console: "Console",
     from fedmjp.benchmarks.report.percent import percent
 
     share = percent(status.ok / status.planned if status.planned else 1.0)
-    tell(console, f"{ledger.about['name']}: {status.ok} of {status.planned} trials finished ({share}), "
+    tell(console, f"{plan.about['name']}: {status.ok} of {status.planned} trials finished ({share}), "
                    f"{status.failed} failed, {status.missing} not tried.")  # fmt: skip
     tell(console, _pace(status, in_work=in_work))
     table = _table(None, "model", "defence", "mask ratio", "attack", "setting", "threat", "ok", "failed", "to do")
-    cells = grouped((planned.cell for planned, _ in status.cells), lambda cell: cell.threat.undefended)
+    cells = grouped((cell for cell, _ in status.cells), lambda cell: cell.threat.undefended)
     numbers = {server: str(number) for number, server in enumerate(cells, 1)}
-    for planned, counts in status.cells:
-        cell = planned.cell
-        todo = "refused" if planned.refusal else str(counts.missing or "")
-        style = "dim" if planned.refusal or not counts.failed + counts.missing else ""
+    for cell, counts in status.cells:
+        todo = "refused" if cell.refusal else str(counts.missing or "")
+        style = "dim" if cell.refusal or not counts.failed + counts.missing else ""
         names = (cell.model, cell.defence, f"{cell.mask_ratio:g}", escape(cell.attack), str(cell.setting))
         table.add_row(
             *names, numbers[cell.threat.undefended], str(counts.ok), str(counts.failed or ""), todo, style=style

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedmjp.benchmarks.folder.store import Trial
-    from fedmjp.benchmarks.plan.cells import PlannedCell
+    from fedmjp.benchmarks.plan.cells import Cell
 
 FAILED = 1
 BAD_INPUT = 2
@@ -65,7 +65,7 @@ def tell_errors(errors: Iterable[str], console: "Console", unusable: Sequence[st
         raise typer.Exit(FAILED)
 
 
-def print_scores(cells: Sequence["PlannedCell"], trials: Sequence["Trial"], console: "Console") -> None:
+def print_scores(cells: Sequence["Cell"], trials: Sequence["Trial"], console: "Console") -> None:
     """Print one row per attack, defence and setting, and the notes without which nobody should read them.
 
     Args:
@@ -76,7 +76,7 @@ def print_scores(cells: Sequence["PlannedCell"], trials: Sequence["Trial"], cons
     from rich import box
     from rich.table import Table
 
-    rows = [_summary(planned, trials) for planned in cells]
+    rows = [_summary(cell, trials) for cell in cells]
     names = [name for name in dict.fromkeys(name for row in rows for name in row) if any(row.get(name) for row in rows)]
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, title="Scores against the private pictures", title_justify="left"
@@ -89,11 +89,11 @@ def print_scores(cells: Sequence["PlannedCell"], trials: Sequence["Trial"], cons
     tell(console, *(f"- {note}" for note in dict.fromkeys(_notes(cells))))
 
 
-def _summary(planned: "PlannedCell", trials: Sequence["Trial"]) -> dict[str, str]:
+def _summary(cell: "Cell", trials: Sequence["Trial"]) -> dict[str, str]:
     from fedmjp.metrics import EXACT
 
-    cell, label = planned.cell, {"floor": "baseline", "bound": "bound", "attack": ""}[planned.cell.role]
-    of_cell = [trial for trial in trials if _is_of(trial, planned)]
+    label = {"floor": "baseline", "bound": "bound", "attack": ""}[cell.role]
+    of_cell = [trial for trial in trials if _is_of(trial, cell)]
     scores = [trial.scores for trial in of_cell if trial.status == "ok"]
     failures = len(of_cell) - len(scores)
     row = {
@@ -120,34 +120,31 @@ def _summary(planned: "PlannedCell", trials: Sequence["Trial"]) -> dict[str, str
 SHARES = {"labels right, %": "label_accuracy", "found among all, %": "rank1", "members known, %": "membership"}
 
 
-def _is_of(trial: "Trial", planned: "PlannedCell") -> bool:
-    cell = planned.cell.columns
-    return all(getattr(trial, name) == value for name, value in cell.items())
+def _is_of(trial: "Trial", cell: "Cell") -> bool:
+    return all(getattr(trial, name) == value for name, value in cell.columns.items())
 
 
 def _values(scores: Iterable[Mapping[str, float | None]], metric: str) -> list[float]:
     return [value for row in scores if (value := row.get(metric)) is not None]
 
 
-def _notes(cells: Sequence["PlannedCell"]) -> Iterator[str]:
+def _notes(cells: Sequence["Cell"]) -> Iterator[str]:
     from fedmjp.metrics import EXACT, metric
 
     for planned in cells:
-        yield planned.cell.threat.sentence(
-            each.cell.pipeline for each in cells if each.cell.threat == planned.cell.threat
-        )
+        yield planned.threat.sentence(each.pipeline for each in cells if each.threat == planned.threat)
     for planned in cells:
         if planned.caveat:
             yield f"{planned.caveat[0].upper()}{planned.caveat[1:].removesuffix('.')}."
         if planned.left_out:
-            yield f"{planned.cell.attack} is not run on {planned.left_out} pictures that its prior was made of."
-    if any(planned.cell.role == "bound" for planned in cells):
+            yield f"{planned.attack} is not run on {planned.left_out} pictures that its prior was made of."
+    if any(planned.role == "bound" for planned in cells):
         yield BOUND
     yield (
         "Settings: a, gradient of x, compared with x; b, gradient of the shuffled x~, compared with x~; c, gradient of "
         f"x~, compared with x. Recovered exactly: {EXACT:g} dB or more. Worst is the most revealing picture."
     )
-    if any(planned.cell.weights == "untrained" for planned in cells):
+    if any(planned.weights == "untrained" for planned in cells):
         yield "Weights are initial ones drawn from the seed (untrained) where scores.csv names no others."
     if reason := metric("lpips_alex").missing():
         yield f"lpips_alex is empty: {reason}; `fedmjp doctor` says what to do."

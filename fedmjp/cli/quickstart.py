@@ -18,7 +18,7 @@ def quickstart(
     """Run one federated experiment on bundled pictures, attack it, score it, report it."""
     console = wide_console()
     console.print("Preparing pictures and networks.")  # what follows takes seconds to import
-    from fedmjp.benchmarks.campaign.prepare import ledger_of
+    from fedmjp.benchmarks.campaign.prepare import describe
     from fedmjp.benchmarks.campaign.quickstart import quickstart as experiments_of
     from fedmjp.benchmarks.folder.output import OutputFolder
     from fedmjp.benchmarks.plan.planning import plan
@@ -35,13 +35,13 @@ def quickstart(
     batches = [selection.batches(experiment.scenario) for experiment in experiments]
     planned = plan(experiments, batches, uploads="federated")
     uploads = f"recorded from a federation of {scenario.clients} Flower clients"
-    ledger = ledger_of(experiments, planned, title="Quickstart", uploads=uploads, command="fedmjp quickstart")
+    planned = describe(planned, title="Quickstart", uploads=uploads, command="fedmjp quickstart")
     folder.prepare(fresh=fresh)
     store = folder.store()
-    keys = [trial.key for trial in planned.trials]
+    keys = [trial.key for trial in planned.tasks]
     missing = len(keys) - len(store.finished(keys))
     console.print(f"{len(keys) - missing} of {len(keys)} trials are finished; device {scenario.device}.")
-    ledger.save(folder.root)
+    planned.save(folder.root)
     with TerminalProgress(console) as progress:
         run = FederatedRun(planned, folder.run, progress)
         error = run.prepare() if missing else None
@@ -53,4 +53,4 @@ def quickstart(
         if len(store.finished(keys)) == len(keys):
             run.finish()
     console.print("Making tables and figures.")
-    tell_outcome(render(ledger, store, folder, console, planned, short=True), output, console, figure=True)
+    tell_outcome(render(planned, store, folder, console, figure=True, short=True), output, console, figure=True)

@@ -92,7 +92,7 @@ def joined(folders: Sequence[Path]) -> pd.DataFrame:
 
 def of_one_gradient(board: Path) -> pd.DataFrame:
     """Scores of pictures from one gradient, by defence, at the weights of ``CENTRAL``."""
-    shown = [place for place, planned in enumerate(read_plan(board).cells) if _is_shown(planned.cell)]
+    shown = [place for place, cell in enumerate(read_plan(board).cells) if _is_shown(cell)]
     rows = pd.read_parquet(board / TRIALS, columns=["cell", "defence", "seed", "picture", "attack", "psnr"])
     return rows[rows["cell"].isin(shown)]
 
