@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError
 from fedmjp.threat import FLOAT32, ThreatModel
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,6 +145,8 @@ def moves(upload: Upload, name: str, model: Entrance, threat: ThreatModel) -> Mo
         model: With the weights that the server had sent.
         threat: States steps, learning rate and weight decay.
     """
+    import torch
+
     sent = model.get_parameter(name).detach()
     delta = upload.tensors[name].to(sent.device)
     decayed = sent
@@ -169,6 +170,8 @@ def magnitude(moved: Tensor, threat: ThreatModel, at: Sequence[int] = (1,)) -> T
     Returns:
         Sizes, infinite where the distance no longer tells them.
     """
+    import torch
+
     far = _far(tuple(at), threat.local_steps, threat.local_weight_decay * threat.local_learning_rate).to(moved.device)
     sizes = _sizes().to(moved.device)
     place = torch.searchsorted(far, moved.contiguous()).clamp(1, len(far) - 1)
@@ -181,12 +184,16 @@ def magnitude(moved: Tensor, threat: ThreatModel, at: Sequence[int] = (1,)) -> T
 @cache
 def _sizes() -> Tensor:
     """Return the sizes of gradients, over epsilon, that the table tells apart."""
+    import torch
+
     return torch.logspace(-10, 9, 200_000, dtype=torch.float64)
 
 
 @lru_cache(maxsize=16)
 def _far(at: tuple[int, ...], steps: int, decay: float) -> Tensor:
     """Tabulate the distance that gradients of these sizes move a weight."""
+    import torch
+
     gradients = torch.zeros(steps, 1, dtype=torch.float64)
     gradients[[step - 1 for step in at]] = 1.0
     return total_move(gradients * EPSILON * _sizes(), decay)
@@ -199,6 +206,8 @@ def total_move(gradients: Tensor, decay: float) -> Tensor:
         gradients: (steps, ...), one for every step.
         decay: Weight decay times learning rate: earlier moves decay with the weights.
     """
+    import torch
+
     moved, first, second = (torch.zeros_like(gradients[0]) for _ in range(3))
     for step, gradient in enumerate(gradients, start=1):
         first = FIRST_MOMENT * first + (1 - FIRST_MOMENT) * gradient

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from fedmjp.errors import ConfigError
-from fedmjp.torch_later import torch
+
+if TYPE_CHECKING:
+    import torch
 
 Arithmetic = Literal["float32", "tf32", "bfloat16"]
 # Half a unit in the last place of a factor.
@@ -32,6 +34,8 @@ def require_arithmetic(arithmetic: Arithmetic, device: Device) -> None:
     Raises:
         ConfigError: If the device has no such arithmetic.
     """
+    import torch
+
     if arithmetic == "tf32" and torch.device(device).type != "cuda":
         raise ConfigError(f"arithmetic tf32 is of CUDA, device {device} has none: take float32 or bfloat16")
 
@@ -52,6 +56,8 @@ def computing(arithmetic: Arithmetic, device: Device, *, repeats: bool = False) 
     Raises:
         ConfigError: If the device cannot compute so.
     """
+    import torch
+
     require_arithmetic(arithmetic, device)
     if torch.device(device).type != "cuda":
         yield
@@ -78,11 +84,15 @@ def rounded(arithmetic: Arithmetic, device: Device) -> AbstractContextManager[No
         arithmetic: Of products.
         device: Where they are computed.
     """
+    import torch
+
     return torch.autocast(torch.device(device).type, torch.bfloat16, enabled=arithmetic == "bfloat16")
 
 
 def cuda_settings() -> dict[str, Any]:
     """Read back torch's settings for networks on CUDA in float32, for manifests."""
+    import torch
+
     matmul, cudnn = _parts()
     with computing("float32", "cuda"):
         return {
@@ -97,6 +107,8 @@ def cuda_settings() -> dict[str, Any]:
 
 def _parts() -> tuple[Any, Any]:
     """Return torch's settings of matrix products, and of cuDNN."""
+    import torch
+
     return torch.backends.cuda.matmul, torch.backends.cudnn
 
 

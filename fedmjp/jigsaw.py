@@ -25,9 +25,9 @@ import numpy.typing as npt
 
 from fedmjp.errors import BadInputError
 from fedmjp.patches import from_patches, to_patches
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 # Constants of the official generator as its evaluation scripts build it: JigsawPuzzleMaskedRegion(224, 16).
@@ -53,6 +53,8 @@ def _between(low: float, high: float, share: float) -> float:
 
 def _paint_block(mask: npt.NDArray[np.bool_], missing: int, generator: torch.Generator) -> int:
     """Paint one rectangle that adds between 1 and ``missing`` patches; return how many it added."""
+    import torch
+
     grid = len(mask)  # NumPy because training draws a mask per picture, and torch is slow on a few patches
     for _ in range(ATTEMPTS):
         shares = torch.rand(2, generator=generator, dtype=torch.float64).tolist()
@@ -87,6 +89,8 @@ def draw_mask(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Te
     Raises:
         BadInputError: If the ratio is outside [0, 1].
     """
+    import torch
+
     if not 0.0 <= mask_ratio <= 1.0:
         raise BadInputError(f"mask ratio {mask_ratio} is outside [0, 1]")
     mask = np.zeros((grid, grid), dtype=np.bool_)
@@ -110,6 +114,8 @@ def draw(grid: int, mask_ratio: float, *, generator: torch.Generator) -> PatchSh
     Raises:
         BadInputError: If the ratio is outside [0, 1].
     """
+    import torch
+
     mask = draw_mask(grid, mask_ratio, generator=generator)
     source = torch.arange(grid * grid)
     places = mask.nonzero().flatten()

@@ -17,9 +17,9 @@ import numpy as np
 from typing_extensions import override
 
 from fedmjp.seeds import torch_generator
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 UNIFORM_BITS = 52  # with them the middle of every interval is a double
@@ -68,10 +68,14 @@ class SeededRandomness(Randomness):
 
     @override
     def normal(self, name: str, shape: Sequence[int]) -> Tensor:
+        import torch
+
         return torch.randn(tuple(shape), generator=self.of(name).generator())
 
     @override
     def uniform(self, name: str, shape: Sequence[int]) -> Tensor:
+        import torch
+
         return torch.rand(tuple(shape), generator=self.of(name).generator())
 
     @override
@@ -88,7 +92,8 @@ class SystemRandomness(Randomness):
 
     @override
     def normal(self, name: str, shape: Sequence[int]) -> Tensor:
-        from scipy import special  # noqa: PLC0415 (a tenth of a second, which few processes need)
+        import torch
+        from scipy import special
 
         # The quantile of the middle of each interval: neither end, where it is infinite.
         values = special.ndtri(_integers(shape) * 2.0**-UNIFORM_BITS + 2.0 ** -(UNIFORM_BITS + 1))
@@ -96,12 +101,16 @@ class SystemRandomness(Randomness):
 
     @override
     def uniform(self, name: str, shape: Sequence[int]) -> Tensor:
+        import torch
+
         # With 24 bits, so that no value rounds to 1.
         values = (_integers(shape) >> np.uint64(UNIFORM_BITS - 24)) * 2.0**-24
         return torch.from_numpy(values.astype(np.float32)).reshape(tuple(shape))
 
     @override
     def generator(self) -> torch.Generator:
+        import torch
+
         return torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "big"))
 
     @override

@@ -9,10 +9,12 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmjp.torch_later import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def derive(seed: int, *purpose: str | float) -> int:
@@ -33,6 +35,8 @@ def torch_generator(seed: int, *purpose: str | float) -> torch.Generator:
         seed: That everything is derived from.
         purpose: Names that tell it from others.
     """
+    import torch
+
     return torch.Generator().manual_seed(derive(seed, *purpose))
 
 
@@ -53,6 +57,8 @@ def scoped_randomness(seed: int) -> Iterator[None]:
     Args:
         seed: Of all generators.
     """
+    import torch
+
     states = random.getstate(), np.random.get_state()  # noqa: NPY002 (what these libraries draw from)
     # CUDA's generators where this process uses them: one that was forked cannot, such as a reader of pictures.
     used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

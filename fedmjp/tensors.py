@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedmjp.torch_later import torch
-
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 # Training moves weights by far less than their length in a round; a gradient is as far off as zero is.
@@ -24,6 +23,8 @@ def is_finite(tensor: Tensor) -> bool:
     Args:
         tensor: Floating point, of any shape.
     """
+    import torch
+
     return not tensor.numel() or bool(torch.stack(tensor.aminmax()).isfinite().all())
 
 
@@ -61,12 +62,16 @@ def average_updates(updates: Sequence[Mapping[str, Tensor]], examples: Sequence[
         updates: Of the same names and shapes.
         examples: Pictures behind each; empty weighs all alike.
     """
+    import torch
+
     if len(updates) == 1:
         return dict(updates[0])
     return {name: _mean(torch.stack([update[name] for update in updates]), examples) for name in updates[0]}
 
 
 def _mean(stacked: Tensor, examples: Sequence[float]) -> Tensor:
+    import torch
+
     if stacked.is_floating_point() and len(set(examples)) <= 1:
         return stacked.mean(dim=0)
     weights = torch.tensor(examples or [1.0] * len(stacked), dtype=torch.float64, device=stacked.device)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -15,7 +16,6 @@ from PIL import Image
 from fedmjp import running
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.errors import CheckpointError, ConfigError, DataError
-from fedmjp.lean import timm
 from fedmjp.models.build import build
 from fedmjp.seeds import scoped_randomness
 from fedmjp.training.state import save_weights

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
+import timm
 import torch
 import torch.nn.functional as F
 import torchvision
@@ -39,7 +40,6 @@ from fedmjp.clients.gate.self_attack import try_tensors
 from fedmjp.clients.mods import UploadGate
 from fedmjp.clients.replies import SentArrays, read_update
 from fedmjp.config import ModelConfig
-from fedmjp.lean import timm
 from fedmjp.seeds import scoped_randomness, torch_generator
 from fedmjp.tensors import average_updates
 

@@ -18,7 +18,6 @@ from fedmjp.config import Config, ModelConfig, UpdateKind
 from fedmjp.errors import DefenceError
 from fedmjp.randomness import Randomness
 from fedmjp.tensors import is_finite
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -143,6 +142,8 @@ class Defence(ABC):
             grid: Patches per side.
             randomness: A source for each picture.
         """
+        import torch
+
         del randomness
         places = torch.arange(grid**2).expand(len(images), -1)
         return Arranged(images, torch.zeros_like(places, dtype=torch.bool), places)

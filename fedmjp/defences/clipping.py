@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from fedmjp.torch_later import torch
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -18,6 +16,8 @@ def global_norm(update: Mapping[str, Tensor]) -> float:
     Args:
         update: Tensors by name.
     """
+    import torch
+
     norms = [
         float(torch.linalg.vector_norm(value, dtype=torch.float64))
         for value in update.values()
@@ -46,6 +46,8 @@ def clip_examples(gradients: Mapping[str, Tensor], norm: float) -> dict[str, Ten
         gradients: (batch, *shape) by name.
         norm: Largest Euclidean norm of an example's gradient, above 0.
     """
+    import torch
+
     # A tensor without dimensions has one number per example.
     norms = [
         torch.linalg.vector_norm(grad[:, None].flatten(1), dim=1, dtype=torch.float64) for grad in gradients.values()

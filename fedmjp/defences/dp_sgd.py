@@ -57,7 +57,7 @@ class DpSgd(Calibrated):
     @property
     def multiplier(self) -> float:
         """Return the noise's standard deviation on the sum of a batch, over the clipping norm."""
-        from fedmjp.defences.accounting import noise_multiplier  # noqa: PLC0415 (imports for a second)
+        from fedmjp.defences.accounting import noise_multiplier
 
         options = self.options
         return noise_multiplier(options.epsilon, options.delta, options.steps, options.sampling_rate)
@@ -91,7 +91,7 @@ class DpSgd(Calibrated):
         Args:
             uploads: How many, from 0.
         """
-        from fedmjp.defences.accounting import composed_epsilon  # noqa: PLC0415 (imports for a second)
+        from fedmjp.defences.accounting import composed_epsilon
 
         options = self.options
         steps = uploads * options.steps_per_upload

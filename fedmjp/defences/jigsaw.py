@@ -13,7 +13,6 @@ from fedmjp.config import Config, MaskRatio
 from fedmjp.defences.base import Arranged, Defence, Drawn, Stage
 from fedmjp.randomness import Randomness
 from fedmjp.tensors import to_device
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,6 +64,8 @@ class Jigsaw(Defence):
         return self._drawn(grid, randomness) if type(self).arrange is Jigsaw.arrange else None
 
     def _drawn(self, grid: int, randomness: Sequence[Randomness]) -> Drawn:
+        import torch
+
         puzzles = [jigsaw.draw(grid, self.mask_ratio, generator=source.generator()) for source in randomness]
         return torch.cat([puzzle.mask for puzzle in puzzles]), torch.cat([puzzle.source for puzzle in puzzles])
 

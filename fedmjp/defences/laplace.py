@@ -8,7 +8,6 @@ from typing_extensions import override
 
 from fedmjp.defences.noise import RelativeNoise
 from fedmjp.randomness import Randomness
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +36,8 @@ class Laplace(RelativeNoise):
 
     @override
     def draw(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
+        import torch
+
         # The middle of each interval, in doubles: neither end, where the quantile is infinite.
         centred = randomness.uniform(name, tensor.shape).double() + STEP / 2 - 0.5
         return -centred.sign() * torch.log1p(-2 * centred.abs()) / 2**0.5

@@ -53,7 +53,7 @@ class LocalDp(Calibrated):
     @property
     def multiplier(self) -> float:
         """Return the noise's standard deviation over twice the clipping norm."""
-        from fedmjp.defences.accounting import noise_multiplier  # noqa: PLC0415 (imports for a second)
+        from fedmjp.defences.accounting import noise_multiplier
 
         return noise_multiplier(self.options.epsilon, self.options.delta, self.options.rounds)
 
@@ -75,7 +75,7 @@ class LocalDp(Calibrated):
 
     @override
     def spent(self, uploads: int) -> Spent:
-        from fedmjp.defences.accounting import composed_epsilon  # noqa: PLC0415 (imports for a second)
+        from fedmjp.defences.accounting import composed_epsilon
 
         epsilon = composed_epsilon(self.multiplier, self.options.delta, uploads)
         return Spent(epsilon, self.options.delta, "replace-one", "client", uploads)

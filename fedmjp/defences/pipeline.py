@@ -15,7 +15,6 @@ from fedmjp.defences.base import FULL_BITS, Arranged, Client, Defence, Drawn, Ma
 from fedmjp.errors import ConfigError
 from fedmjp.named import NamedConfig, format_options
 from fedmjp.randomness import Randomness
-from fedmjp.torch_later import torch
 from fedmjp.zoo import PREFIX, zoo_model
 
 if TYPE_CHECKING:
@@ -255,6 +254,8 @@ class Pipeline:
             single: By picture, tensors by name.
             randomness: Source of all that is drawn.
         """
+        import torch
+
         gradients = {name: torch.stack([gradient[name] for gradient in single]) for name in single[0]}
         for place, defence in enumerate(self.by_example):
             gradients = defence.protect_examples(gradients, randomness=randomness.of(place))

@@ -12,7 +12,6 @@ from fedmjp.defences.base import Arranged
 from fedmjp.defences.jigsaw import Jigsaw
 from fedmjp.patches import from_patches, to_patches
 from fedmjp.randomness import Randomness
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +43,8 @@ class Pixels(Jigsaw):
 
     @override
     def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
+        import torch
+
         size = images.shape[-1] // grid
         moved, sources = [], []
         for patches, source in zip(to_patches(images, size), randomness, strict=True):

@@ -11,7 +11,6 @@ from typing_extensions import override
 from fedmjp.config import Config
 from fedmjp.defences.base import TensorDefence
 from fedmjp.randomness import Randomness
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +46,8 @@ class Prune(TensorDefence):
 
     @override
     def change(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
+        import torch
+
         magnitudes = tensor.abs()
         count = max(1, round(self.options.kept * tensor.numel()))
         smallest = magnitudes.flatten().kthvalue(tensor.numel() - count + 1).values

@@ -10,7 +10,6 @@ from typing_extensions import override
 from fedmjp.config import Config
 from fedmjp.defences.base import TensorDefence
 from fedmjp.randomness import Randomness
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +52,8 @@ class Quantise(TensorDefence):
 
     @override
     def change(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
+        import torch
+
         largest = tensor.abs().max().double()
         if not largest:
             return tensor

@@ -10,7 +10,6 @@ from typing_extensions import override
 from fedmjp.config import Config
 from fedmjp.defences.base import TensorDefence
 from fedmjp.randomness import Randomness
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,6 +56,8 @@ class Round(TensorDefence):
 
     @override
     def change(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
+        import torch
+
         if self.options.precision == "bfloat16":
             return tensor.to(torch.bfloat16).to(tensor.dtype)
         _, exponent = torch.frexp(tensor.abs().max())  # largest < 2 ** exponent

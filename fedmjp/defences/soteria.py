@@ -14,7 +14,6 @@ from fedmjp.config import Config
 from fedmjp.defences.base import Client, Defence, require_finite
 from fedmjp.errors import DefenceError
 from fedmjp.randomness import Randomness
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +60,8 @@ class Soteria(Defence):
 
     @override
     def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
+        import torch
+
         require_finite(update, self.name)
         if client.model is None or client.images is None:
             raise DefenceError(f"{self.name}: computes with model and pictures, which a mod does not see")
@@ -108,7 +109,9 @@ def telling_features(model: Any, images: Tensor, mask: Tensor | None, *, share: 
     Raises:
         DefenceError: If the model does not say what its head reads.
     """
-    from fedmjp.models.classifier import Classifier  # noqa: PLC0415 (it brings timm)
+    import torch
+
+    from fedmjp.models.classifier import Classifier
 
     if not isinstance(model, Classifier):
         raise DefenceError(f"soteria: a {type(model).__name__} does not say what its head reads")
@@ -124,6 +127,7 @@ def telling_features(model: Any, images: Tensor, mask: Tensor | None, *, share: 
 
 def _ratios(model: Classifier, images: Tensor, masked: Tensor | None) -> Tensor:
     """Compute ``||dr/dx|| / |r|`` of each feature (features,), summed over the images."""
+    import torch
 
     def slopes(feature: Tensor) -> Tensor:
         """Compute (batch,) norms of the derivatives of a feature, (features,) one-hot; pictures do not meet."""

@@ -27,7 +27,6 @@ from fedmjp.models import names
 from fedmjp.models.roles import roles_of
 from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +63,9 @@ def adamw_refusal(server: str, model: VitClassifier, threat: ThreatModel) -> str
 
 def fishing_weights(model: VitClassifier, row: Tensor, threat: ThreatModel) -> tuple[dict[str, Tensor], Tensor]:
     """Weights of tokens and the last LayerNorm, and the row that fishes, from honest weights and any row."""
-    from fedmjp.models.build import with_weights  # noqa: PLC0415 (it brings timm)
+    import torch
+
+    from fedmjp.models.build import with_weights
 
     known = dict(model.named_parameters())
     made = (names.PATCH_WEIGHT, names.PATCH_BIAS, names.POSITION_EMBEDDING, names.UNKNOWN_EMBEDDING)
@@ -82,6 +83,8 @@ def _length(model: VitClassifier, row: Tensor, threat: ThreatModel) -> float:
 
     A picture of noise stands for the wanted one: how large gradients are depends on the weights far more than on it.
     """
+    import torch
+
     size = model.image_size
     noise = torch.rand(1, 3, size, size, generator=torch_generator(0, "noise")).to(row)
     mask = torch.zeros(1, model.grid**2, dtype=torch.bool, device=row.device) if model.defended else None
@@ -157,6 +160,8 @@ def _places(threat: ThreatModel, first: int) -> tuple[int, ...]:
 
 def _signs(model: VitClassifier) -> Tensor:
     """(dim,) what the last LayerNorm makes of a long class token."""
+    import torch
+
     token = model.get_parameter(names.CLASS_TOKEN).detach()
     signs = torch.ones(token.shape[-1])
     signs[torch.randperm(len(signs), generator=torch_generator(0, "class token"))[::2]] = -1
@@ -180,6 +185,8 @@ def probing_weights(model: VitClassifier, threat: ThreatModel) -> dict[str, Tens
     over the batch is the gradient of the class token's position. Else the head is dead, so that biases alone move
     probabilities, and how far a bias moved says when and how often its class came.
     """
+    import torch
+
     known = dict(model.named_parameters())
     sent = {names.HEAD_BIAS: torch.zeros_like(known[names.HEAD_BIAS].detach())}
     if _steps_of_epoch(threat) == 1:
@@ -193,6 +200,8 @@ def probing_weights(model: VitClassifier, threat: ThreatModel) -> dict[str, Tens
 
 def labels_behind(upload: Upload, model: VitClassifier, threat: ThreatModel) -> tuple[int, ...]:
     """The labels behind what clients made of ``probing_weights``; those that come in several steps count as two."""
+    import torch
+
     whole = _steps_of_epoch(threat) == 1
     counts = _coded_counts(upload, model, threat) if whole else _moved_counts(upload, threat)
     return tuple(torch.repeat_interleave(torch.arange(len(counts)), counts).tolist())
@@ -200,6 +209,8 @@ def labels_behind(upload: Upload, model: VitClassifier, threat: ThreatModel) -> 
 
 def _codes(model: VitClassifier, threat: ThreatModel) -> Tensor:
     """(classes, dim) rows that move no logit, as long as makes the gradient of their sum one that steps show."""
+    import torch
+
     head, feature = model.get_parameter(names.HEAD_WEIGHT).detach(), _feature(model)
     drawn = torch.randn(head.shape, generator=torch_generator(0, "codes")).to(head)
     drawn = drawn - (drawn @ feature)[:, None] / (feature @ feature) * feature
@@ -212,7 +223,9 @@ def _coded_counts(upload: Upload, model: VitClassifier, threat: ThreatModel) -> 
     The last LayerNorm takes out of it what is along the class token and the mean. Of more classes than dimensions,
     those are left out that hold less than an even share: their bias fell.
     """
-    from fedmjp.models.build import with_weights  # noqa: PLC0415 (it brings timm)
+    import torch
+
+    from fedmjp.models.build import with_weights
 
     signs, weight = _signs(model).double(), model.get_parameter(names.NORM_WEIGHT).detach().double()
     codes = _codes(model, threat).double() * weight
@@ -237,6 +250,8 @@ def _moved_counts(upload: Upload, threat: ThreatModel) -> Tensor:
 
     Probabilities are those of the biases alone: even at first, then as all classes move that are found so.
     """
+    import torch
+
     moved = -upload.tensors[names.HEAD_BIAS].double().cpu() / threat.local_learning_rate
     when = [
         (first, count) for first in range(1, _steps_of_epoch(threat) + 1) for count in range(_step_size(threat) + 1)
@@ -263,6 +278,8 @@ def _bias_moves(shares: Tensor, sums: Tensor, threat: ThreatModel) -> Tensor:
         sums: (steps,) logarithm of the sum of all classes' exponentials, before each step.
         threat: States the recipe.
     """
+    import torch
+
     gradients, moved = torch.zeros_like(shares), [torch.zeros_like(shares[0])]
     for step in range(len(shares)):
         gradients[step] = (-threat.local_learning_rate * moved[-1] - sums[step]).exp() - shares[step]

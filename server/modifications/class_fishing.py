@@ -20,7 +20,6 @@ from fedmjp.seeds import torch_generator
 from fedmjp.server.modifications import adamw
 from fedmjp.server.modifications.heads import head_refusal, without_sum
 from fedmjp.threat import Modification, ThreatModel
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,13 +90,15 @@ class ClassFishing(Modification):
 
     @override
     def learn(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> object:
-        from fedmjp.attacks.labels import labels_of  # noqa: PLC0415 (it brings torch)
+        from fedmjp.attacks.labels import labels_of
 
         read = adamw.labels_behind if threat.local_optimiser == "adamw" else labels_of
         return read(upload, model, threat)
 
     @override
     def weights(self, model: VitClassifier, threat: ThreatModel, learnt: object) -> Sequence[Mapping[str, Tensor]]:
+        import torch
+
         wanted = self._wanted(cast("tuple[int, ...]", learnt or ()))
         if wanted is None:
             return [{}] * threat.clients  # nobody answered the probe

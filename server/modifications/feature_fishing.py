@@ -13,7 +13,6 @@ from fedmjp.seeds import torch_generator
 from fedmjp.server.modifications.class_fishing import ClassFishing
 from fedmjp.server.modifications.heads import NEEDED
 from fedmjp.threat import ThreatModel
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,12 +73,16 @@ class FeatureFishing(ClassFishing):
 
     @override
     def probe(self, model: VitClassifier, threat: ThreatModel) -> Mapping[str, Tensor]:
+        import torch
+
         del threat
         *_, head, bias = NEEDED
         return {name: torch.zeros_like(model.get_parameter(name).detach()) for name in (head, bias)}
 
     @override
     def learn(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> object:
+        import torch
+
         head, bias = (upload.tensors[name].double().cpu() for name in (names.HEAD_WEIGHT, names.HEAD_BIAS))
         if upload.kind == "delta":
             head, bias = -head / threat.local_learning_rate, -bias / threat.local_learning_rate
@@ -94,6 +97,8 @@ class FeatureFishing(ClassFishing):
 
     @override
     def weights(self, model: VitClassifier, threat: ThreatModel, learnt: object) -> Sequence[Mapping[str, Tensor]]:
+        import torch
+
         sums = cast(Sums | None, learnt)
         wanted = None if sums is None else self._wanted([k for k, n in enumerate(sums.counts) for _ in range(n)])
         if sums is None or wanted is None:
@@ -105,6 +110,8 @@ class FeatureFishing(ClassFishing):
 
     def _direction(self, sums: Sums, wanted: int) -> tuple[Tensor, float]:
         """A unit vector (dim,) along which other classes are far below the wanted one, and its mean there."""
+        import torch
+
         present = [k for k, count in enumerate(sums.counts) if count]
         counts = torch.tensor([sums.counts[k] for k in present], dtype=torch.float64)
         means = sums.features[present] / counts[:, None]

@@ -12,7 +12,6 @@ from fedmjp.models import names
 from fedmjp.models.roles import roles_of
 from fedmjp.server.modifications.heads import head_refusal, without_sum
 from fedmjp.threat import Modification, ThreatModel
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +43,8 @@ class Suppression(Modification):
 
     @override
     def weights(self, model: VitClassifier, threat: ThreatModel, learnt: object) -> Sequence[Mapping[str, Tensor]]:
+        import torch
+
         dead = {name: torch.zeros_like(model.get_parameter(name).detach()) for name in DEAD}
         return [{}, *[dead] * (threat.clients - 1)]
 

@@ -11,7 +11,6 @@ from typing_extensions import override
 from fedmjp.models import names
 from fedmjp.seeds import torch_generator
 from fedmjp.threat import Modification, ThreatModel
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,6 +69,8 @@ class TokenImprint(Modification):
 
     @override
     def weights(self, model: VitClassifier, threat: ThreatModel, learnt: object) -> Sequence[Mapping[str, Tensor]]:
+        import torch
+
         changed = {name: torch.zeros_like(value.detach(), device="cpu") for name, value in model.named_parameters()}
         for name, value in changed.items():
             if ".norm" in name and name.endswith("weight"):
@@ -106,6 +107,8 @@ class TokenImprint(Modification):
 
     def _print(self, changed: dict[str, Tensor], model: VitClassifier, measure: Tensor, marks: Tensor) -> None:
         """Give all blocks but the last their thresholds."""
+        import torch
+
         blocks = len(model.backbone.blocks) - 1
         dim = len(measure)
         scale = float((2 * ANCHOR**2 / dim) ** 0.5)  # what LayerNorm divides by, nearly
@@ -136,7 +139,8 @@ def _of_block(block: int) -> tuple[str, ...]:
 
 def _content(model: VitClassifier) -> Tensor:
     """(count, 3 * patch_size ** 2): rows that make the kept cosine coefficients of a normalised patch, mean first."""
-    from scipy.fft import idctn  # noqa: PLC0415 (imports for a quarter of a second)
+    import torch
+    from scipy.fft import idctn
 
     size, kept = model.patch_size, model.backbone.embed_dim - MARKS
     costs = [
