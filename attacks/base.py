@@ -59,6 +59,7 @@ class Attack(ABC, Generic[Model, Made]):
     - ``takes_sums``: whether it reads an upload that is a sum over several clients.
     - ``any_steps``: whether it reads weight deltas of any SGD steps: with momentum, or on parts of a batch.
     - ``reads_signs``: whether signs of a gradient suffice, as a step of AdamW shows them (``fedmjp.attacks.adamw``).
+    - ``handled``: the marks of defences that it takes into account (``handles``).
     - ``uses_natural_patches``: whether it uses the prior of ``fedmjp.attacks.natural_patches``, whose pictures must not
       be attacked.
 
@@ -84,6 +85,7 @@ class Attack(ABC, Generic[Model, Made]):
     any_steps: ClassVar[bool] = False
     reads_signs: ClassVar[bool] = False
     needs_network: ClassVar[bool] = True
+    handled: ClassVar[frozenset[Mark]] = frozenset()
     uses_natural_patches: bool = False
 
     def __init_subclass__(cls) -> None:
@@ -109,7 +111,7 @@ class Attack(ABC, Generic[Model, Made]):
 
         Args:
             model: The model that the server had sent.
-            threat: What the attacker is granted.
+            threat: The knowledge that the attacker is granted.
 
         Returns:
             The failed requirement; None if the attack applies, which is the default.
@@ -121,9 +123,9 @@ class Attack(ABC, Generic[Model, Made]):
         """Reconstruct the pictures behind one checked upload; a subclass overrides this, or ``reconstruct_stack``.
 
         Args:
-            upload: What a client sent: the tensors that ``tensors`` names.
+            upload: A client's tensors, those that ``tensors`` names.
             model: The model that the server had sent, on the device where the work is done. It must not be changed.
-            threat: What the attacker is granted.
+            threat: The knowledge that the attacker is granted.
             generator: The only source of randomness, on the CPU, seeded by the upload's content.
 
         Returns:
@@ -140,7 +142,7 @@ class Attack(ABC, Generic[Model, Made]):
         Args:
             uploads: Independent uploads; a result must not depend on its neighbours.
             model: The model that the server had sent.
-            threat: What the attacker is granted.
+            threat: The knowledge that the attacker is granted.
             generators: A source of randomness for each upload.
         """
         pairs = zip(uploads, generators, strict=True)
@@ -151,7 +153,7 @@ class Attack(ABC, Generic[Model, Made]):
 
         Args:
             model: The model that the server had sent.
-            threat: What the attacker is granted.
+            threat: The knowledge that the attacker is granted.
         """
         del model, threat
         return None
@@ -163,10 +165,13 @@ class Attack(ABC, Generic[Model, Made]):
 
         Args:
             model: The model that the server had sent.
-            threat: What the attacker is granted.
+            threat: The knowledge that the attacker is granted.
+
+        Returns:
+            ``handled``, unless a subclass distinguishes models or threat models.
         """
         del model, threat
-        return frozenset()
+        return self.handled
 
     @property
     def usual_seconds(self) -> float | None:
@@ -182,7 +187,7 @@ class Attack(ABC, Generic[Model, Made]):
         Args:
             uploads: All computed with ``model``'s weights, their ``others`` with any. They are not changed.
             model: The model that the server had sent; its device is where the work is done. It is not changed.
-            threat: What the attacker is granted.
+            threat: The knowledge that the attacker is granted.
             generator: Its initial seed is the source of randomness. Every upload gets a generator of its own from that
                 and its content, so that a result never depends on its neighbours.
 
@@ -224,7 +229,7 @@ class Attack(ABC, Generic[Model, Made]):
 
         Args:
             model: The model that the server had sent.
-            threat: What the attacker is granted.
+            threat: The knowledge that the attacker is granted.
 
         Returns:
             The failed requirement; None if the attack applies.
@@ -251,11 +256,11 @@ class Attack(ABC, Generic[Model, Made]):
         Args:
             pipeline: All defences of a scenario, those before an update included.
             model: The model that the server had sent.
-            threat: What the attacker is granted.
+            threat: The knowledge that the attacker is granted.
             besides: Marks that need not be handled: those of what follows the attack, or of the pictures' reference.
         """
         handled = self.handles(model, threat) | besides | {"withheld"}  # it is refused what it would need
-        return bool(pipeline.made) and pipeline.marks <= handled and self.refusal(model, threat) is None
+        return bool(pipeline.defences) and pipeline.marks <= handled and self.refusal(model, threat) is None
 
     def _reads_adamw(self, threat: ThreatModel) -> bool:
         """Say whether a step of AdamW is turned into a gradient before the attack gets it."""
@@ -263,10 +268,10 @@ class Attack(ABC, Generic[Model, Made]):
 
     def _withheld(self, model: Model, threat: ThreatModel) -> str | None:
         roles, needed = roles_of(model), set(self.tensors(model))
-        for defence in threat.pipeline.made:
+        for defence in threat.pipeline.defences:
             if missing := sorted(needed & defence.withheld(roles)):
                 return f"needs {', '.join(missing)}, which {defence.name} withholds"
-        if threat.server and (mixed := sorted(needed & threat.server.made().mixed(model))):
+        if threat.server and (mixed := sorted(needed & threat.server.build().mixed(model))):
             isolates = f"which show all pictures of an upload: {threat.server.name} isolates one elsewhere"
             return f"reads {', '.join(mixed)}, {isolates}"
         return None
@@ -279,11 +284,11 @@ class Attack(ABC, Generic[Model, Made]):
         if misfit := _misfit(upload, threat) or self._tensor_misfit(upload, model, shapes):
             raise self._not_applicable(misfit)
         read = self.tensors(model)
-        others = upload.others if self.reads_others else ()
+        siblings = upload.others if self.reads_others else ()
         return replace(
             upload,
             tensors={name: upload.tensors[name] for name in read} or upload.tensors,
-            others=tuple(self._declared(other, model, threat, shapes) for other in others),
+            others=tuple(self._declared(sibling, model, threat, shapes) for sibling in siblings),
         )
 
     def _generator_for(self, upload: Upload, model: Model, generator: torch.Generator) -> torch.Generator:
@@ -404,7 +409,7 @@ def on_device(upload: Upload, name: str, model: Entrance) -> Tensor:
     """Return a tensor of the upload in float64 on the model's device.
 
     Args:
-        upload: What a client sent, in any precision.
+        upload: A client's tensors, in any precision.
         name: The tensor's name.
         model: Its ``mean`` states the device.
     """

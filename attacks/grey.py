@@ -14,7 +14,7 @@ LEVEL = 0.45
 
 
 class Grey(Attack[Entrance]):
-    """Answer with the constant picture 0.45: an attack that does not beat it has not shown that anything leaks."""
+    """The constant picture 0.45: an attack that does not beat it has not shown that anything leaks."""
 
     name = "grey"
     paper = "floor, no attack"
@@ -26,14 +26,9 @@ class Grey(Attack[Entrance]):
     any_steps = True
 
     def tensors(self, model: Entrance) -> Sequence[str]:
-        """None."""
+        """Name no tensor."""
         del model
         return []
-
-    def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
-        """Always applies."""
-        del model, threat
-        return None
 
     @override
     def reconstruct_stack(

@@ -12,7 +12,7 @@ from fedmjp.attacks.base import Attack, picture
 from fedmjp.attacks.entries import COARSE, coarse, read_entries, unread
 from fedmjp.attacks.joint_posterior import Equations, PicturePrior, agreement, most_likely
 from fedmjp.attacks.natural_patches import prior_refusal
-from fedmjp.attacks.patch_embedding import PatchEmbedding, PatchEmbeddingWiener
+from fedmjp.attacks.patch_embedding import PatchEmbeddingAttack, PatchEmbeddingWiener
 from fedmjp.attacks.recover import count_refusal
 from fedmjp.attacks.token_gradients import positions_refusal, shown_tokens
 from fedmjp.config import Config
@@ -63,12 +63,12 @@ class PatchEmbeddingDegraded(Attack[Entrance]):
     uses_natural_patches = True
 
     def tensors(self, model: Entrance) -> Sequence[str]:
-        """Both sides of the equation."""
+        """Name both sides of the equation."""
         del model
         return [names.POSITION_EMBEDDING, names.PATCH_WEIGHT]
 
     def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
-        """Needs one picture per upload, unmasked, of a size that the prior knows."""
+        """Refuse masks, batches and sizes that the prior does not know."""
         if model.defended:
             return "takes no masks into account: of MJP uploads take an attack that does, such as mjp_intersection"
         if threat.batch_size > 1:
@@ -76,7 +76,7 @@ class PatchEmbeddingDegraded(Attack[Entrance]):
         return positions_refusal(model) or prior_refusal(model)
 
     def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
-        """All that is done to entries, where what a defence leaves is not hidden by another."""
+        """Name all that is done to entries, unless one defence hides what another leaves."""
         del model
         scaled: frozenset[Mark] = frozenset({"scaled"})
         entries: frozenset[Mark] = frozenset({"rounded", "noisy"})
@@ -88,7 +88,7 @@ class PatchEmbeddingDegraded(Attack[Entrance]):
     ) -> Reconstruction:
         if is_clean(upload, threat):
             few = count_refusal(model.grid**2, len(model.get_parameter(names.PATCH_WEIGHT))) is None
-            exact = PatchEmbedding() if few else PatchEmbeddingWiener()
+            exact = PatchEmbeddingAttack() if few else PatchEmbeddingWiener()
             return exact.run([replace(upload, others=())], model, threat, generator=generator)[0]
         pictures = PicturePrior(model)
         linked = [upload, *further(upload, pictures, model, threat)]
@@ -102,13 +102,25 @@ class PatchEmbeddingDegraded(Attack[Entrance]):
 
 
 def is_clean(upload: Upload, threat: ThreatModel) -> bool:
-    """Whether entries are as the client computed them, in float32."""
+    """Say whether entries are as the client computed them, in float32.
+
+    Args:
+        upload: A client's upload.
+        threat: States the defences.
+    """
     whole = all(torch.finfo(tensor.dtype).eps / 2 <= FLOAT32 for tensor in upload.tensors.values())
     return whole and threat.marks <= {"scaled"}
 
 
 def further(upload: Upload, pictures: PicturePrior, model: Entrance, threat: ThreatModel) -> list[Upload]:
-    """Of the others those of the same picture: a first look at each alone agrees with that at this one."""
+    """Select the client's further uploads of the same picture: a first look at each alone agrees with that at this one.
+
+    Args:
+        upload: With its ``others``.
+        pictures: The prior.
+        model: The model that the server had sent.
+        threat: States defences and crops.
+    """
 
     def look(at: Upload) -> Tensor:
         return most_likely([_equations([at], model, threat)], pictures, 1)[0]
@@ -116,20 +128,24 @@ def further(upload: Upload, pictures: PicturePrior, model: Entrance, threat: Thr
     if threat.crop_scale or not upload.others:
         return []
     first = look(upload)
-    return [other for other in upload.others if agreement(first, look(other), pictures) > ALIKE]
+    return [candidate for candidate in upload.others if agreement(first, look(candidate), pictures) > ALIKE]
 
 
 def different(uploads: Sequence[Upload]) -> list[Upload]:
-    """Without those that say what one before them says."""
-    told: list[Upload] = []
+    """Leave out uploads that repeat an earlier one.
+
+    Args:
+        uploads: Those of the same weights.
+    """
+    distinct: list[Upload] = []
     for upload in uploads:
-        if not any(torch.equal(_patch(upload), _patch(other)) for other in told):
-            told.append(upload)
-    return told
+        if not any(torch.equal(_patch(upload), _patch(former)) for former in distinct):
+            distinct.append(upload)
+    return distinct
 
 
 def _equations(uploads: Sequence[Upload], model: Entrance, threat: ThreatModel) -> Equations:
-    """Of uploads of the same weights; those that are equal are one observation."""
+    """Set up the equations of uploads of the same weights; equal uploads are one observation."""
     rows, right = [], []
     for upload in different(uploads):
         positions = upload.tensors[names.POSITION_EMBEDDING][0].to(model.mean.device)
@@ -141,5 +157,5 @@ def _equations(uploads: Sequence[Upload], model: Entrance, threat: ThreatModel) 
 
 
 def _patch(upload: Upload) -> Tensor:
-    """The patch embedding's gradient, (dim, values)."""
+    """Return the patch embedding's gradient, (dim, values)."""
     return upload.tensors[names.PATCH_WEIGHT].flatten(1)

@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
 from fedmjp.errors import PluginError, UnknownNameError
-from fedmjp.stated import stated
+from fedmjp.stated import read_literal
 
 T = TypeVar("T")
 
@@ -42,12 +42,22 @@ class Registry(Generic[T]):
         return iter(self._targets)
 
     def require(self, name: str) -> None:
-        """Import nothing; UnknownNameError if there is no such name, with the nearest ones."""
+        """Refuse an unknown name; nothing is imported.
+
+        Args:
+            name: To be looked up.
+
+        Raises:
+            UnknownNameError: If there is no such name, with the nearest ones.
+        """
         if name not in self._targets:
             raise UnknownNameError(self.kind, name, self._targets)
 
     def get(self, name: str) -> T:
-        """The object behind ``name``.
+        """Load the object behind a name.
+
+        Args:
+            name: To be looked up.
 
         Raises:
             UnknownNameError: If there is no such name.
@@ -66,7 +76,11 @@ class Registry(Generic[T]):
         return loaded
 
     def state(self, name: str, *attributes: str) -> dict[str, Any]:
-        """What the class behind ``name`` states of itself: of ours its source is read, others' are imported.
+        """Read attributes of the class behind a name: from the source of ours, while others' are imported.
+
+        Args:
+            name: To be looked up.
+            attributes: Names of class attributes.
 
         Raises:
             UnknownNameError: If there is no such name.
@@ -75,6 +89,6 @@ class Registry(Generic[T]):
         self.require(name)
         if name in self._own:
             with suppress(ValueError):
-                return {attribute: stated(self._own[name], attribute) for attribute in attributes}
+                return {attribute: read_literal(self._own[name], attribute) for attribute in attributes}
         loaded = self.get(name)
         return {attribute: getattr(loaded, attribute) for attribute in attributes}

@@ -1,9 +1,12 @@
 """Attacks: against breaching as an oracle, and the contract that all of them keep."""
 
+import doctest
+import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, get_args
 
@@ -16,8 +19,8 @@ from fedmjp.attacks.base import Attack
 from fedmjp.attacks.gradient_matching import GradientMatching
 from fedmjp.attacks.grey import Grey
 from fedmjp.attacks.natural_patches import natural_inputs
-from fedmjp.attacks.patch_embedding import PatchEmbedding
-from fedmjp.attacks.testing import CHECKS, ConformanceError, Trial
+from fedmjp.attacks.patch_embedding import PatchEmbeddingAttack
+from fedmjp.attacks.testing import CHECKS, AttackConformanceError, AttackTrial
 from fedmjp.attacks.token_gradients import Reading
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
@@ -34,7 +37,7 @@ from fedmjp.stacked import entrance_gradients
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import delta
 from tests.attacks import QUICK, THREATS, model_of
-from tests.conftest import batch_of, private_batch, small_model, small_scenario, upload_of
+from tests.conftest import ROOT, batch_of, private_batch, small_model, small_scenario, upload_of
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +82,12 @@ CLOSED_FORMS = [name for name in OURS if not ATTACKS.get(name).optimises]
 
 @pytest.mark.parametrize("name", [*CLOSED_FORMS, "grey", "chance"])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_conformance(check: Callable[[Trial], None], name: str) -> None:
+def test_conformance(check: Callable[[AttackTrial], None], name: str) -> None:
     # The published form of APRIL drowns in float32 rounding where the embedding is square.
     gain = None if name in ("grey", "chance", "april_min_norm") else 5.0
-    check(Trial(ATTACKS.get(name)(QUICK.get(name, {})), model_of(name), THREATS.get(name, ThreatModel()), gain=gain))
+    check(
+        AttackTrial(ATTACKS.get(name)(QUICK.get(name, {})), model_of(name), THREATS.get(name, ThreatModel()), gain=gain)
+    )
 
 
 @pytest.mark.parametrize("name", list(ATTACKS))
@@ -115,7 +120,7 @@ def test_patch_embedding_refuses_an_underdetermined_model(threat: ThreatModel, g
 @pytest.mark.parametrize("name", ["gradient_matching", "breaching_april", "breaching_invertinggradients"])
 def test_conformance_of_breaching_and_of_what_optimises(name: str) -> None:
     model = model_of(name) if "april" in name else "deit_micro"  # iterations go through the whole model
-    trial = Trial(ATTACKS.get(name)(QUICK.get(name, {})), model, gain=None, tolerance=0.05)
+    trial = AttackTrial(ATTACKS.get(name)(QUICK.get(name, {})), model, gain=None, tolerance=0.05)
     for check in CHECKS:
         check(trial)
 
@@ -125,7 +130,7 @@ def test_conformance_of_breaching_and_of_what_optimises(name: str) -> None:
 def test_weight_deltas_of_one_picture_are_inverted_whatever_the_number_of_steps(name: str, steps: int) -> None:
     threat = ThreatModel(update="delta", local_steps=steps, local_learning_rate=0.1)
     for check in CHECKS:
-        check(Trial(ATTACKS.get(name)(), "deit_tiny", threat, gain=25.0))
+        check(AttackTrial(ATTACKS.get(name)(), "deit_tiny", threat, gain=25.0))
 
 
 def test_weight_deltas_are_exact_in_float64(pictures: Selection, generator: torch.Generator) -> None:
@@ -141,7 +146,7 @@ def test_a_batch_is_answered_with_a_mixture_and_says_so(undefended: VitClassifie
     threat, attack = ThreatModel(batch_size=2), ATTACKS.get("patch_embedding")()
     assert "underdetermined" in (attack.caveat(undefended, threat) or "")
     assert attack.caveat(undefended, ThreatModel()) is None
-    trial = Trial(attack, "deit_tiny", threat, gain=None)
+    trial = AttackTrial(attack, "deit_tiny", threat, gain=None)
     for check in CHECKS:
         check(trial)
     made = trial.run(trial.uploads(undefended), undefended)[0]
@@ -168,7 +173,7 @@ def test_april_refuses_what_breaks_its_equation(
 def test_april_takes_a_delta_of_one_step() -> None:
     threat = ThreatModel(update="delta", local_learning_rate=0.1)
     for check in CHECKS:
-        check(Trial(ATTACKS.get("april")(), "deit_tiny_april", threat, gain=3.0))
+        check(AttackTrial(ATTACKS.get("april")(), "deit_tiny_april", threat, gain=3.0))
 
 
 @pytest.mark.parametrize("name", ["april", "april_min_norm", "patch_embedding", "patch_embedding_wiener"])
@@ -331,7 +336,7 @@ def test_attacks_with_a_prior_refuse_sizes_that_it_does_not_know(threat: ThreatM
         assert "no prior" in (ATTACKS.get(name)().refusal(model, threat) or "none").replace("there is none", "no prior")
 
 
-class Greedy(PatchEmbedding):
+class Greedy(PatchEmbeddingAttack):
     """Declares to read what no upload holds."""
 
     def tensors(self, model: VitClassifier) -> list[str]:
@@ -404,7 +409,7 @@ def test_equations_without_a_solution_are_a_failure(
         Singular().run([], undefended, threat, generator=generator)
 
 
-class Vandal(PatchEmbedding):
+class Vandal(PatchEmbeddingAttack):
     """Breaks the contract in the way that it is told to."""
 
     way: ClassVar[str] = ""
@@ -443,22 +448,45 @@ class Vandal(PatchEmbedding):
     ],
 )
 def test_the_conformance_suite_catches(way: str, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    trial = Trial(Vandal(), "deit_tiny")
+    trial = AttackTrial(Vandal(), "deit_tiny")
     checks = {each.__name__: each for each in CHECKS}
     checks[check](trial)
     monkeypatch.setattr(Vandal, "way", way)
-    with pytest.raises(ConformanceError):
+    with pytest.raises(AttackConformanceError):
         checks[check](trial)
 
 
-class Boaster(PatchEmbedding):
+class Boaster(PatchEmbeddingAttack):
     """Solves its own system whatever was done to the upload, and claims to take it all into account."""
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
         return frozenset(get_args(Mark))
 
 
-class Eager(PatchEmbedding):
+class Nameless(PatchEmbeddingAttack):
+    """Says nothing of its source."""
+
+    paper = " "
+
+
+class Silent(Attack):
+    """Forgets to say how it reconstructs."""
+
+    name = "silent"
+
+    def tensors(self, model: VitClassifier) -> list[str]:
+        return [names.PATCH_BIAS]
+
+
+def test_an_attack_that_reconstructs_nothing_says_so(
+    undefended: VitClassifier, pictures: Selection, threat: ThreatModel, generator: torch.Generator
+) -> None:
+    upload = upload_of(undefended, batch_of(pictures, Picture.CLEAN))
+    with pytest.raises(AttackFailedError, match="silent: its class overrides neither reconstruct nor"):
+        Silent().run([upload], undefended, threat, generator=generator)
+
+
+class Eager(PatchEmbeddingAttack):
     """Refuses nothing."""
 
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
@@ -470,18 +498,24 @@ class Eager(PatchEmbedding):
     [
         (Boaster(), "adapts_to_what_it_claims", r"is adapted to .* dB where .* dB are possible"),
         (Eager(), "refuses_sums_and_what_is_withheld", "its refusal is None"),
+        (Nameless(), "states_what_it_is", "states no paper"),
     ],
 )
 def test_the_conformance_suite_catches_false_claims(attack: Attack, check: str, reason: str) -> None:
     checks = {each.__name__: each for each in CHECKS}
-    checks[check](Trial(PatchEmbedding(), "deit_tiny"))
-    with pytest.raises(ConformanceError, match=reason):
-        checks[check](Trial(attack, "deit_tiny"))
+    checks[check](AttackTrial(PatchEmbeddingAttack(), "deit_tiny"))
+    with pytest.raises(AttackConformanceError, match=reason):
+        checks[check](AttackTrial(attack, "deit_tiny"))
 
 
 ENTRIES = "patch_embedding_degraded"
 READ_FACTS = {"mjp_intersection", "mjp_prior", "mjp_span"}
 MATCH = {"gradient_matching", "mjp_matching"}
+# Attacks that no row of the table below names. What a later attack claims is held by ``adapts_to_what_it_claims``.
+NEVER = {"april_min_norm", "body_newton", "gauss_newton", "network_degraded", "token_imprint"}
+NEVER |= {name for name in ATTACKS if name.startswith("breaching_")}
+CLAIMING = {"april", "first_mlp", "first_mlp_patches", "first_mlp_positions", "gradvit", "patch_embedding"}
+CLAIMING |= {"patch_embedding_wiener", ENTRIES} | READ_FACTS | MATCH
 
 
 @pytest.mark.parametrize(
@@ -526,7 +560,7 @@ def test_an_attack_is_adapted_where_it_takes_all_that_was_done_into_account(
 ) -> None:
     scenario = small_scenario(name, defences=defences, clients=2)
     model = blueprint(scenario.network)
-    attacks = {each: ATTACKS.get(each)() for each in SHOWING if ATTACKS.get(each).role == "attack"}
+    attacks = {each: ATTACKS.get(each)() for each in CLAIMING | NEVER}
     found = {each for each, made in attacks.items() if made.adapted(scenario.pipeline, model, scenario.threat)}
     assert found == adapted
 
@@ -534,7 +568,7 @@ def test_an_attack_is_adapted_where_it_takes_all_that_was_done_into_account(
 @pytest.mark.parametrize("name", sorted(MATCH))
 def test_what_optimises_does_not_claim_more_than_it_can(name: str) -> None:
     checks = {each.__name__: each for each in CHECKS}
-    trial = Trial(ATTACKS.get(name)(QUICK[name]), "deit_tiny")
+    trial = AttackTrial(ATTACKS.get(name)(QUICK[name]), "deit_tiny")
     for check in ("adapts_to_what_it_claims", "refuses_sums_and_what_is_withheld"):
         checks[check](trial)
 
@@ -622,3 +656,12 @@ def test_unknown_attack_offers_the_nearest() -> None:
 def test_a_reconstruction_with_nan_is_no_reconstruction() -> None:
     with pytest.raises(RecordError, match="NaN"):
         Reconstruction(torch.full((1, 3, 8, 8), float("nan")))
+
+
+EXAMPLES = sorted(path for path in (ROOT / "attacks").rglob("*.py") if ">>> " in path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_of_docstrings_run(path: Path) -> None:
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    assert doctest.testmod(importlib.import_module(f"fedmjp.{module}")).failed == 0

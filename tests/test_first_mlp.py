@@ -20,7 +20,7 @@ from fedmjp.attacks.first_block.starts import NaturalStarts
 from fedmjp.attacks.first_block.tokens import PartialTokens, centred, class_token, entering
 from fedmjp.attacks.mjp.affine import AffinePatches
 from fedmjp.attacks.natural_pictures import NaturalPictures
-from fedmjp.attacks.testing import CHECKS, Trial
+from fedmjp.attacks.testing import CHECKS, AttackTrial
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.errors import AttackFailedError
@@ -245,14 +245,14 @@ def test_what_does_not_come_apart_is_refused_with_the_numbers() -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_conformance(check: Callable[[Trial], None]) -> None:
+def test_conformance(check: Callable[[AttackTrial], None]) -> None:
     """Of the variant that needs no prior, which takes long where patches have far more values than dimensions."""
-    check(Trial(FirstMlpPatches({"steps": 0}), "deit_micro", gain=None, tolerance=0.05, patch_size=16))
+    check(AttackTrial(FirstMlpPatches({"steps": 0}), "deit_micro", gain=None, tolerance=0.05, patch_size=16))
 
 
 @pytest.mark.parametrize("name", ["first_mlp", "first_mlp_positions"])
 def test_the_variants_read_what_they_declare_and_refuse_what_they_cannot(name: str) -> None:
-    trial = Trial(ATTACKS.get(name)({"steps": 0}), "deit_micro", gain=None, tolerance=0.05, patch_size=16)
+    trial = AttackTrial(ATTACKS.get(name)({"steps": 0}), "deit_micro", gain=None, tolerance=0.05, patch_size=16)
     for check in CHECKS:
         if check.__name__.startswith(("reads", "refuses")):
             check(trial)

@@ -24,7 +24,7 @@ from fedmjp.attacks.labels import labels_of
 from fedmjp.attacks.mjp.affine import of_one_upload
 from fedmjp.attacks.mjp.facts import linear_facts
 from fedmjp.attacks.mjp.prior import MjpPrior
-from fedmjp.attacks.testing import CHECKS, Trial
+from fedmjp.attacks.testing import CHECKS, AttackTrial
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import select_for
 from fedmjp.metrics import metric
@@ -140,7 +140,7 @@ def test_a_token_that_was_missed_is_found_by_the_other_tokens_of_its_picture(bat
     places = PlaceEquations(equations, class_token(model), tokens.still, tokens.moves)
     for clean in batch.private.clean.double():
         patches = to_patches((clean[None] - model.mean) / model.std, model.patch_size)[0]
-        true = (patches - affine.known) @ affine.basis.mT
+        true = (patches - affine.fixed) @ affine.basis.mT
         missed = true.clone()
         missed[1] = 0
         assert (places.refined(missed) - true).norm() <= 1e-2 * true.norm()
@@ -219,8 +219,8 @@ def test_every_picture_of_the_space_agrees_with_the_facts(masked: Case, generato
     space, _ = masked.problem()
     affine = of_one_upload(linear_facts(masked.upload, masked.model))
     (patches,) = space.patches(torch.randn(space.root.shape[1], generator=generator, dtype=torch.float64))
-    assert torch.allclose(patches - patches @ affine.basis.mT @ affine.basis, affine.known, atol=1e-9)
-    assert space.root.shape[1] == len(affine.known) * len(affine.basis)
+    assert torch.allclose(patches - patches @ affine.basis.mT @ affine.basis, affine.fixed, atol=1e-9)
+    assert space.root.shape[1] == len(affine.fixed) * len(affine.basis)
 
 
 def test_gradients_of_smoothed_labels_are_those_of_the_picture() -> None:
@@ -269,4 +269,4 @@ def test_what_it_cannot_solve_is_refused_with_the_number(model: dict[str, object
 # With a mask, 64 patches leave a thousand unknowns open, which takes minutes: the first check would solve two.
 @pytest.mark.parametrize("check", CHECKS[1:], ids=lambda check: check.__name__)
 def test_conformance(check) -> None:
-    check(Trial(GaussNewton(QUICK["gauss_newton"]), model="deit_tiny"))
+    check(AttackTrial(GaussNewton(QUICK["gauss_newton"]), model="deit_tiny"))

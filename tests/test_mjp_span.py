@@ -23,7 +23,7 @@ from fedmjp.attacks.mjp.span.minimise import Steps, minimise
 from fedmjp.attacks.mjp.span.naturalness import Naturalness
 from fedmjp.attacks.mjp.span.search import SpanSearch
 from fedmjp.attacks.mjp.span.tokens import settle, stated_tokens, suffice
-from fedmjp.attacks.testing import CHECKS, Trial
+from fedmjp.attacks.testing import CHECKS, AttackTrial
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.errors import AttackNotApplicableError
@@ -71,7 +71,7 @@ def case_of(model: VitClassifier, batch: PrivateBatch, upload: Upload) -> Case:
     patches = to_patches((batch.clean.double() - model.mean) / model.std, model.patch_size)[0]
     coefficients = patches @ facts.basis.T
     truth = PatchSet(setup.visible, coefficients[setup.visible], coefficients[setup.hole])
-    return Case(model, batch, upload, AffinePatches(facts.known, facts.basis), setup, patches, truth)
+    return Case(model, batch, upload, AffinePatches(facts.outside, facts.basis), setup, patches, truth)
 
 
 @pytest.fixture(scope="module")
@@ -306,8 +306,8 @@ def test_a_search_that_is_far_from_its_end_holds_its_limit(
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_conformance(check: Callable[[Trial], None]) -> None:
-    check(Trial(MjpSpan({"seconds": 0.3}), "deit_tiny", gain=20.0))
+def test_conformance(check: Callable[[AttackTrial], None]) -> None:
+    check(AttackTrial(MjpSpan({"seconds": 0.3}), "deit_tiny", gain=20.0))
 
 
 @pytest.mark.parametrize(

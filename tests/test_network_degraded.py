@@ -155,7 +155,7 @@ def test_random_rounding_leaves_the_noise_that_is_told_of_a_place_between_two_le
     uploads: int, model: VitClassifier
 ) -> None:
     scenario, _ = exchanged("quantise:bits=4", model)
-    (quantise,) = scenario.pipeline.made
+    (quantise,) = scenario.pipeline.defences
     true = torch.randn(40, 50, generator=torch.Generator().manual_seed(0))
     drawn = torch.stack(
         [

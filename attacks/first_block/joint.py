@@ -17,7 +17,7 @@ from torch.func import jvp, vmap
 
 from fedmjp.attacks.first_block.block import Norm, gelu_slope
 from fedmjp.attacks.first_block.equations import ROUNDED, Span, TokenEquations
-from fedmjp.attacks.linear_systems import Gaussian
+from fedmjp.attacks.linear_systems import GaussianPrior
 
 CHUNK = 128  # directions that are differentiated at a time
 ROWS = 8  # tokens whose MLP is differentiated at a time
@@ -41,7 +41,7 @@ class JointCost:
     queries: Span  # of norm1 of the tokens, from the gradient of the first attention's weight
     weight: Tensor  # (dim, values) of the patch embedding
     fixed: Tensor  # (1 + patches, dim): the class token, and what a patch of zeros is in each place
-    prior: Gaussian
+    prior: GaussianPrior
 
     @cached_property
     def precision(self) -> Tensor:

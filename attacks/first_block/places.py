@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedmjp.attacks.first_block.tokens import centred
-from fedmjp.attacks.linear_systems import NEGLIGIBLE, Gaussian
+from fedmjp.attacks.linear_systems import NEGLIGIBLE, GaussianPrior
 from fedmjp.attacks.mjp.affine import AffinePatches
 from fedmjp.attacks.mjp.closing import close, conjugate_gradients, solver_on_torus
 from fedmjp.attacks.natural_patches import natural_inputs
@@ -31,7 +31,7 @@ class TokenEmbedding:
     weight: Tensor  # (dim, values)
     shift: Tensor  # (dim,)
     positions: Tensor  # (patches, dim)
-    prior: Gaussian
+    prior: GaussianPrior
 
     @staticmethod
     def of(model: VitClassifier) -> "TokenEmbedding":
@@ -224,5 +224,5 @@ def fill(affine: AffinePatches, missing: Tensor, model: Entrance) -> Tensor:
         return solved
 
     mean = prior.mean.repeat_interleave(model.patch_size**2)
-    start = torch.where(missing[:, None], mean, affine.known.float())
+    start = torch.where(missing[:, None], mean, affine.fixed.float())
     return (start + conjugate_gradients(slope, -slope(start - mean), precondition)).double()

@@ -104,7 +104,7 @@ class GaussNewton(ClosedFacts[VitClassifier]):
     ) -> Reconstruction:
         facts = linear.linear_facts(upload, model, threat)
         affine = of_one_upload(facts)
-        if too_many := self._too_many(upload.num_examples * len(affine.known) * len(affine.basis)):
+        if too_many := self._too_many(upload.num_examples * len(affine.fixed) * len(affine.basis)):
             raise AttackFailedError(f"{self.name}: {too_many}")
         space = OpenSpace.of(affine, model)
         gradients = {name: mean_gradient(upload, name, model, threat) for name in self.tensors(model)}

@@ -72,11 +72,11 @@ def by_tokens(
             return None
         sorted_ = TokenSorter(affine, model)
         members = sorted_.members(made, sorted_.places(made.tokens, len(labels)))
-        natural = (close(affine, model) - affine.known) @ affine.basis.mT
+        natural = (close(affine, model) - affine.fixed) @ affine.basis.mT
         along = torch.where((members < behind.proven)[..., None], sorted_.along(made, members), natural)
         places = PlaceEquations(equations, class_token(model), sorted_.still, sorted_.moves)
         refined = torch.stack([places.refined(each) for each in along])
-        patches = affine.known + refined @ affine.basis
+        patches = affine.fixed + refined @ affine.basis
         return patches[_order(patches, gradients[names.HEAD_WEIGHT], labels, model)]
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # two rows are one: no solution
         return None
@@ -92,7 +92,7 @@ class TokenSorter:
         )
         weight = weight.flatten(1)
         self._block, self._class_token = block.first_block(model), class_token(model)
-        self.still = centred(affine.known @ weight.mT + bias + positions[0, 1:])  # (patches, dim) tokens of ``known``
+        self.still = centred(affine.fixed @ weight.mT + bias + positions[0, 1:])  # (patches, dim) tokens of ``known``
         self.moves = centred(affine.basis @ weight.mT)  # (rank, dim)
 
     def places(self, tokens: Tensor, pictures: int) -> Tensor:

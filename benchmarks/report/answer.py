@@ -5,10 +5,11 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedmjp.benchmarks.leaderboard.entries import EXACT, Board, Entry
+from fedmjp.benchmarks.leaderboard.entries import Board, Entry
 from fedmjp.benchmarks.leaderboard.headline import exactly, headline
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.report.advice import advice
+from fedmjp.metrics import EXACT
 from fedmjp.texts import printable
 
 TEXTS, NUMBERS = ("model", "defence", "attack"), ("uploads of a picture", "recovered exactly", "median PSNR, dB")

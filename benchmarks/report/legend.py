@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from fedmjp.benchmarks.leaderboard.entries import EXACT, FLAT, LEAKAGE, Board, Verdict
-from fedmjp.metrics import METRICS
+from fedmjp.benchmarks.leaderboard.entries import FLAT, LEAKAGE, Board, Verdict
+from fedmjp.metrics import EXACT, METRICS
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from fedmjp.benchmarks.leaderboard.entries import EXACT, Board, Entry
+from fedmjp.benchmarks.leaderboard.entries import Board, Entry
 from fedmjp.benchmarks.leaderboard.headline import exactly, headline, recovery
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.report import details, disclosed, front, legend, numbers, results
@@ -25,6 +25,7 @@ from fedmjp.benchmarks.report.reported import reported_rows
 from fedmjp.benchmarks.report.rows import TEXT, servers
 from fedmjp.benchmarks.report.tables import filled
 from fedmjp.benchmarks.report.thumbnails import thumbnails
+from fedmjp.metrics import EXACT
 
 FRONT_SIDES = (224,)  # pixels of the three pictures that stand first
 NEIGHBOURS = ("leaderboard.csv", "leaderboard.json")  # what the page links to, written beside it

@@ -23,8 +23,8 @@ from fedmjp.benchmarks.report.reported import reported_rows
 from fedmjp.benchmarks.report.rows import TEXT, Row, sections
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import NONE
-from fedmjp.modifications import HONEST
 from fedmjp.texts import guard, printable
+from fedmjp.threat import HONEST
 
 # What a narrow terminal can do without, in this order.
 DISPENSABLE = (

@@ -111,7 +111,7 @@ class MjpSpan(ClosedFacts[VitClassifier]):
         if not facts.mask.any():
             diagnostics = {"masked_patches": 0.0, "expected_error": expected_error(upload, facts, model, threat)}
         else:
-            setup, affine = equations(upload, facts, model), AffinePatches(facts.known, facts.basis)
+            setup, affine = equations(upload, facts, model), AffinePatches(facts.outside, facts.basis)
             last = began + self.options.seconds
             large = bool(facts.mask.double().mean() > MOST)
             setup = replace(setup, until=began + self.options.seconds * (SOLVED if large else 1))
@@ -141,7 +141,7 @@ def solve(
 ) -> tuple[Tensor, SpanCertificate]:
     """Patches (patches, values), masked ones in arbitrary order and from ``natural`` where missing; the certificate."""
     naturalness = Naturalness.of(affine, model)
-    start = (natural - affine.known) @ affine.basis.mT
+    start = (natural - affine.fixed) @ affine.basis.mT
     solution, count = SpanSearch(setup, naturalness, start[setup.visible], tokens, generator).go()
     pixel = float(model.std.max())
     certificate = certify(setup, solution, count, pixel)

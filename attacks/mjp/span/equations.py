@@ -287,7 +287,7 @@ def equations(upload: Upload, facts: LinearFacts, model: VitClassifier) -> Patch
     return PatchEquations(
         block=block,
         mask=facts.mask,
-        start=facts.known @ embedding.T + placed,
+        start=facts.outside @ embedding.T + placed,
         directions=embedding @ facts.basis.T,
         level=facts.basis @ facts.level,
         class_token=class_token[0] + positions[0, :1],
