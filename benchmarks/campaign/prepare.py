@@ -79,7 +79,11 @@ def _selection(campaign: Campaign) -> Selection:
 
 
 def published(campaign: Campaign) -> dict[str, Any]:
-    """The configuration as results show it: names instead of paths, which say nothing elsewhere."""
+    """Dump the configuration as results show it: with names instead of paths.
+
+    Args:
+        campaign: As its file states it.
+    """
     values = campaign.model_dump(mode="json")
     values["data"]["source"] = campaign.data.label
     values["weights"] = {label: Path(path).name for label, path in campaign.weights.items()}

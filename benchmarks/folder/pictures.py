@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 def save_png(content: bytes, path: Path) -> None:
     """Write the content of a PNG file, whole or not at all.
 
+    Args:
+        content: Of the file.
+        path: Its name; folders are made.
+
     Raises:
         OutputError: If it cannot be written.
     """
@@ -38,7 +42,11 @@ def save_png(content: bytes, path: Path) -> None:
 
 
 def png_of(image: Tensor) -> bytes:
-    """Encode a (3, height, width) image in [0, 1] as 8-bit PNG."""
+    """Encode an image as 8-bit PNG.
+
+    Args:
+        image: (3, height, width) in [0, 1].
+    """
     content = BytesIO()
     pixels = (image * 255).round().byte().permute(1, 2, 0).cpu().numpy()
     Image.fromarray(pixels).save(content, format="PNG")
@@ -46,13 +54,21 @@ def png_of(image: Tensor) -> bytes:
 
 
 def load_png(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """Read a PNG as (height, width, 3) uint8."""
+    """Read a PNG as (height, width, 3) uint8.
+
+    Args:
+        path: The file.
+    """
     with Image.open(path) as image:
         return np.asarray(image.convert("RGB"))
 
 
 def folder_of(cell: Cell) -> str:
-    """Where the reconstructions of a cell lie; settings b and c share uploads, so they share it."""
+    """Name the folder of a cell's reconstructions; settings b and c share uploads, so they share it.
+
+    Args:
+        cell: Of a plan.
+    """
     # Options of attacks and defences hold anything, hence the digest.
     configured = [cell.attack, *(config.text for config in cell.defences)]
     digest = hashlib.sha256(json.dumps(configured).encode()).hexdigest()[:8]
@@ -61,6 +77,11 @@ def folder_of(cell: Cell) -> str:
 
 
 def files_in(folder: str, stem: str) -> dict[str, str]:
-    """Where the ``clean`` and ``shuffled`` picture of a trial and its ``reconstruction`` lie in the picture folder."""
+    """Name the files of a trial: its ``clean`` and ``shuffled`` picture and its ``reconstruction``.
+
+    Args:
+        folder: As ``folder_of`` names it.
+        stem: Of the trial.
+    """
     private = {str(version): f"{stem}-{version}.png" for version in Picture}
     return {**private, "reconstruction": f"{folder}/{stem}.png"}

@@ -60,8 +60,8 @@ class ScoreTable:
         for row in rows:
             if row["key"] in self._planned:
                 self._trials[row["key"]] = _trial_of(row, self._environments)
-        kept = {row["cell"] for row in rows} - replaced
-        self._other_cells = {name: cell for name, cell in about["cells"].items() if name in kept}
+        other_names = {row["cell"] for row in rows} - replaced
+        self._other_cells = {name: cell for name, cell in about["cells"].items() if name in other_names}
         self._planned_cells = dict(zip(self._cells.values(), cells_as_json(planned.cells), strict=True))
         write_text(self._path, _text([list(COLUMNS), *([row[name] for name in COLUMNS] for row in rows)]))
 
@@ -202,7 +202,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _number_uploads(planned: TrialPlan) -> dict[str, int]:
-    """Number the upload of each trial within its part."""
+    """Give each trial the number of its upload within its part."""
     numbers: dict[str, int] = {}
     for part in planned.parts:
         batches = {batch: number for number, batch in enumerate(dict.fromkeys(trial.batch for trial in part.trials))}

@@ -49,16 +49,26 @@ class StudyTrials:
     made_in: Mapping[str, dict[str, Any]]
 
     def frame(self, keys: Collection[str] | None = None) -> pd.DataFrame:
-        """As ``RecordedTrials`` has it."""
+        """Return trials as ``RecordedTrials`` has them.
+
+        Args:
+            keys: Of the trials; all if None.
+        """
         return self.rows if keys is None else self.rows[self.rows["key"].isin(set(keys))].reset_index(drop=True)
 
     def environments(self) -> dict[str, dict[str, Any]]:
-        """As ``RecordedTrials`` has it."""
+        """Return environments as ``RecordedTrials`` has them."""
         return dict(self.made_in)
 
 
 def write_study(path: Path, plan: TrialPlan, store: RecordedTrials) -> None:
-    """Write a plan and the trials that were run of it into a parquet file."""
+    """Write a plan and the trials that were run of it into a parquet file.
+
+    Args:
+        path: Of the file.
+        plan: Its cells and trials.
+        store: Their rows.
+    """
     frame = store.frame(plan.trials["key"].tolist())
     planned = plan.trials[list(COLUMNS)]
     rows = planned.merge(frame[["key", *ROWS, "scores", "diagnostics"]], on="key", how="inner", validate="one_to_one")
@@ -67,18 +77,24 @@ def write_study(path: Path, plan: TrialPlan, store: RecordedTrials) -> None:
     rows["key"] = _shortened(rows["key"])
     rows["diagnostics"] = [json.dumps(diagnostics) for diagnostics in rows["diagnostics"]]
     about = {**plan.about, "keep": "none"}  # pictures do not travel
-    said = {
+    metadata = {
         PLAN: _packed({**about, "cells": cells_as_json(plan.cells)}),
         ENVIRONMENTS: _packed(store.environments()),
     }
-    write_rows(path, rows.drop(columns="scores"), said)
+    write_rows(path, rows.drop(columns="scores"), metadata)
 
 
 def write_rows(path: Path, rows: pd.DataFrame, metadata: Mapping[bytes, bytes] | None = None) -> str:
-    """Write a table, whole or not at all; the SHA-256 of the file."""
+    """Write a table, whole or not at all, and return the SHA-256 of the file.
+
+    Args:
+        path: Of the file.
+        rows: The table.
+        metadata: Of the file.
+    """
     table = pa.Table.from_pandas(rows, preserve_index=False)
     schema = table.schema
-    apart = [field.name for field in schema if pa.types.is_floating(field.type) or pa.types.is_timestamp(field.type)]
+    split = [field.name for field in schema if pa.types.is_floating(field.type) or pa.types.is_timestamp(field.type)]
     with (
         replacing(path) as partial,
         parquet.ParquetWriter(
@@ -87,7 +103,7 @@ def write_rows(path: Path, rows: pd.DataFrame, metadata: Mapping[bytes, bytes] |
             compression="zstd",
             compression_level=LEVEL,
             use_dictionary=False,  # zstd has its own, over whole pages
-            column_encoding=dict.fromkeys(apart, "BYTE_STREAM_SPLIT"),
+            column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
             store_schema=False,  # a second copy of the metadata
         ) as file,
     ):
@@ -97,13 +113,22 @@ def write_rows(path: Path, rows: pd.DataFrame, metadata: Mapping[bytes, bytes] |
 
 
 def keep_rows(folder: Path, rows: pd.DataFrame, about: Mapping[str, Any]) -> None:
-    """Keep the rows of a study that is no campaign, and its manifest."""
+    """Keep the rows of a study that is no campaign, and its manifest.
+
+    Args:
+        folder: Made if it is not there.
+        rows: The table.
+        about: The manifest.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "manifest.json", {**about, SHA256: write_rows(folder / TRIALS, rows)})
 
 
 def read_study(folder: Path) -> tuple[TrialPlan, StudyTrials]:
-    """The plan and the trials of a published study.
+    """Read the plan and the trials of a published study.
+
+    Args:
+        folder: With ``trials.parquet``.
 
     Raises:
         OutputError: If the folder holds none, or a damaged one.
@@ -116,7 +141,11 @@ def read_study(folder: Path) -> tuple[TrialPlan, StudyTrials]:
 
 
 def read_plan(folder: Path) -> TrialPlan:
-    """The plan of a published study, in a fraction of the time; OutputError as of ``read_study``."""
+    """Read the plan of a published study, in a fraction of the time; OutputError as of ``read_study``.
+
+    Args:
+        folder: With ``trials.parquet``.
+    """
     path = folder / TRIALS
     with _damage_told(path):
         return _plan(path, parquet.read_table(path, columns=list(COLUMNS)))
@@ -130,9 +159,9 @@ def _damage_told(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise OutputError(f"{path.parent} holds neither trials.sqlite nor {TRIALS}") from None
     except (*DAMAGE, pa.ArrowException) as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise OutputError(
-            f"{path} is damaged, or no study of this version of fedmjp ({said}); put a whole copy in its place"
+            f"{path} is damaged, or no study of this version of fedmjp ({reason}); put a whole copy in its place"
         ) from None
 
 
@@ -149,7 +178,11 @@ def _plan(path: Path, table: pa.Table) -> TrialPlan:
 
 
 def open_results(output: OutputFolder, database: str = "") -> tuple[TrialPlan, RecordedTrials]:
-    """The plan and the trials of a folder, as a run left them or as they were published.
+    """Open the plan and the trials of a folder, as a run left them or as they were published.
+
+    Args:
+        output: The folder.
+        database: URL of the trials, if they are elsewhere.
 
     Raises:
         OutputError: If it holds none.
@@ -166,7 +199,11 @@ def open_results(output: OutputFolder, database: str = "") -> tuple[TrialPlan, R
 
 
 def problems_of_rows(folder: Path) -> list[str]:
-    """Why the rows of a study that is no campaign cannot be those that its manifest speaks of."""
+    """Say why the rows of a study that is no campaign cannot be those of its manifest.
+
+    Args:
+        folder: Of the study.
+    """
     try:
         stated = json.loads(read_file(folder / "manifest.json", LARGEST)).get(SHA256)
         actual = _sha256(folder / TRIALS)
@@ -176,12 +213,20 @@ def problems_of_rows(folder: Path) -> list[str]:
 
 
 def holds_study(folder: Path) -> bool:
-    """Whether the folder is a published study rather than what a run left."""
+    """Tell whether the folder is a published study rather than what a run left.
+
+    Args:
+        folder: Any.
+    """
     return (folder / TRIALS).exists()
 
 
 def holds_plan(folder: Path) -> bool:
-    """Whether the study's trials are a campaign's, with their plan; OutputError if they cannot be read."""
+    """Tell whether the study's trials are a campaign's, with their plan.
+
+    Args:
+        folder: Of the study.
+    """
     path = folder / TRIALS
     try:
         require_regular(path)
@@ -193,13 +238,13 @@ def holds_plan(folder: Path) -> bool:
 
 
 def _shortened(keys: "pd.Series[str]") -> "pd.Series[str]":
-    """Keys cut to ``DIGITS``, or whole where that would join two trials."""
+    """Cut keys to ``DIGITS``, unless that would join two trials."""
     short = keys.str[:DIGITS]
     return short if short.is_unique else keys
 
 
-def _packed(said: Mapping[str, Any]) -> bytes:
-    return base64.b64encode(zlib.compress(json.dumps(said).encode(), level=9))
+def _packed(values: Mapping[str, Any]) -> bytes:
+    return base64.b64encode(zlib.compress(json.dumps(values).encode(), level=9))
 
 
 def _unpacked(packed: bytes) -> Any:
@@ -214,16 +259,16 @@ def _trials(table: pa.Table, metrics: Sequence[str], environments: Mapping[str, 
     columns = {name: table[name].to_pylist() for name in table.column_names}
     if len(set(columns["key"])) < len(table):
         raise ValueError("a key stands twice")
-    named = {digest: environments[digest] for digest in set(columns["environment_sha256"])}
+    used = {digest: environments[digest] for digest in set(columns["environment_sha256"])}
     columns["scores"] = _scores(columns, metrics)
     columns["diagnostics"] = list(map(json.loads, columns["diagnostics"]))
     columns["recorded_at"] = [time.replace(tzinfo=None) for time in columns["recorded_at"]]
     rows = zip(*(columns[name] for name in TRIAL_COLUMNS), strict=True)
-    return StudyTrials(frame_of(sorted(rows)), named)
+    return StudyTrials(frame_of(sorted(rows)), used)
 
 
 def _scores(columns: Mapping[str, Sequence[Any]], metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """Of each trial by metric, and ``COLOUR`` where it was recorded."""
+    """Collect the scores of each trial by metric, and ``COLOUR`` where it was recorded."""
     scored = [*metrics, *({COLOUR} & columns.keys())]
     values = zip(*(map(_plain, columns[name]) for name in scored), strict=True)
     by_name = (dict(zip(scored, row, strict=True)) for row in values)
@@ -234,7 +279,7 @@ def _scores(columns: Mapping[str, Sequence[Any]], metrics: Sequence[str]) -> lis
 
 
 def _plain(value: Any) -> Any:
-    """Missing values as a database has them."""
+    """Write missing values as a database has them."""
     return None if value is None or (isinstance(value, float) and math.isnan(value)) else value
 
 

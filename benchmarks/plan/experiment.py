@@ -48,8 +48,8 @@ class AttackConfig(Config):
     @model_validator(mode="after")
     def _can_be_made(self) -> Self:
         with as_value_error():
-            made = self.build()
-        if self.then and (refusal := unstaged(made, self.then)):
+            attack = self.build()
+        if self.then and (refusal := unstaged(attack, self.then)):
             raise ValueError(f"then: {refusal}")
         return self
 
@@ -58,13 +58,16 @@ class AttackConfig(Config):
 
     @property
     def label(self) -> str:
-        """Name, options and stage, as rows show it: ``patch_embedding reading=zeros then reassembly``."""
-        after = [f"then {self.then}"] if self.then else []
-        return " ".join([self.name, *(f"{key}={value}" for key, value in sorted(self.options.items())), *after])
+        """Return name, options and stage, as rows show them: ``patch_embedding reading=zeros then reassembly``."""
+        stage = [f"then {self.then}"] if self.then else []
+        return " ".join([self.name, *(f"{key}={value}" for key, value in sorted(self.options.items())), *stage])
 
     @classmethod
     def of_label(cls, label: str) -> Self:
-        """The inverse of ``label``.
+        """Read a label.
+
+        Args:
+            label: As ``label`` gives it.
 
         Raises:
             UnknownNameError: If there is no such attack.
@@ -78,20 +81,36 @@ class AttackConfig(Config):
         return cls.parse({"name": name, "options": values, "then": then or None})
 
     def build(self) -> Attack[VitClassifier, Disclosure]:
-        """The attack itself, anew."""
+        """Build the attack itself, anew."""
         return ATTACKS.get(self.name)(self.options)
 
     def tensors(self, model: VitClassifier) -> frozenset[str]:
-        """What it and its stage read of uploads."""
+        """Name what the attack and its stage read of uploads.
+
+        Args:
+            model: That is attacked.
+        """
         return frozenset(self.build().tensors(model)) | frozenset(TENSORS if self.then else ())
 
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Which requirement of it or its stage fails; None if both apply."""
+        """Say which requirement of the attack or its stage fails; None if both apply.
+
+        Args:
+            model: That is attacked.
+            threat: What the server sees.
+        """
         threat = threat.isolated
         return self.build().refusal(model, threat) or (stage_refusal(model, threat) if self.then else None)
 
     def adapted(self, pipeline: Pipeline, model: VitClassifier, threat: ThreatModel, setting: Setting) -> bool:
-        """Whether it takes these defences into account in this scenario, for what it is held against."""
+        """Tell whether the attack takes these defences into account, for what it is compared with.
+
+        Args:
+            pipeline: The defences.
+            model: That is attacked.
+            threat: What the server sees.
+            setting: What is compared.
+        """
         # Who finds the shuffled picture is right in setting b, and in c where its patches are put in order.
         ordered = setting.compared_with is Picture.SHUFFLED or self.then is not None
         besides: frozenset[Mark] = frozenset({"shuffled"}) if ordered else frozenset()
@@ -100,14 +119,23 @@ class AttackConfig(Config):
         return self.build().adapted(pipeline, model, threat.isolated, besides=besides | alone)
 
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """What a reader must know of its scores; None if nothing."""
+        """Say what a reader must know of the scores; None if nothing.
+
+        Args:
+            model: That is attacked.
+            threat: What the server sees.
+        """
         threat = threat.isolated
-        said = [self.build().caveat(model, threat), stage_caveat(model) if self.then else None]
-        return "; ".join(remark for remark in said if remark) or None
+        caveats = [self.build().caveat(model, threat), stage_caveat(model) if self.then else None]
+        return "; ".join(remark for remark in caveats if remark) or None
 
 
 def named(value: object) -> object:
-    """An attack without options may be given by its name alone."""
+    """Read an attack that is given by its name alone.
+
+    Args:
+        value: A name, or values of a configuration.
+    """
     return {"name": value} if isinstance(value, str) else value
 
 
@@ -129,23 +157,23 @@ class Experiment(Config):
         size = self.scenario.model.image_size
         if size < SMALLEST and {"ssim", "ssim_mjp"} & set(self.metrics):
             raise ValueError(f"image size {size} is less than SSIM's window of {SMALLEST}")
-        other = [str(setting) for setting in self.settings if setting.gradient_of is not self.scenario.gradient_of]
-        if other:
-            shown = self.scenario.gradient_of
-            fitting = " or ".join(str(setting) for setting in Setting if setting.gradient_of is shown)
+        unfit = [str(setting) for setting in self.settings if setting.gradient_of is not self.scenario.gradient_of]
+        if unfit:
+            version = self.scenario.gradient_of
+            fitting = " or ".join(str(setting) for setting in Setting if setting.gradient_of is version)
             raise ValueError(
-                f"settings {', '.join(other)} do not fit uploads of the {shown} picture: ask for setting {fitting}"
+                f"settings {', '.join(unfit)} do not fit uploads of the {version} picture: ask for setting {fitting}"
             )
         return self
 
     @property
     def arm(self) -> ModelConfig:
-        """The network that is attacked."""
+        """Return the network that is attacked."""
         return self.scenario.network
 
     @property
     def threat(self) -> ThreatModel:
-        """What the server sees, and knows."""
+        """Return what the server sees, and knows."""
         return self.scenario.threat
 
 
@@ -158,7 +186,7 @@ def experiments_of(
     metrics: Sequence[str] = Experiment.model_fields["metrics"].default,
     protocol: Protocol = "float",
 ) -> list[Experiment]:
-    """The experiments that answer what a scenario leaks in some settings, with those that it is held against.
+    """Build the experiments that say what a scenario leaks in some settings, with their twins.
 
     Each version of the pictures is a scenario of its own. Every defended one is followed by its twins: the same
     without any defence, and of several defences the same without each of them.
@@ -180,16 +208,20 @@ def experiments_of(
     on_twins = ranked if set(settings) != {Setting.B} else attacks
     experiments: dict[tuple[str, ...], Experiment] = {}
 
-    def add(asked: Scenario, compared: Sequence[Setting], tried: Sequence[AttackConfig]) -> None:
-        key = (asked.digest(), *(attack.label for attack in tried))
-        known = experiments[key].settings if key in experiments else ()
-        values = {"scenario": asked, "attacks": tuple(tried), "settings": tuple(dict.fromkeys([*known, *compared]))}
+    def add(variant: Scenario, compared: Sequence[Setting], configs: Sequence[AttackConfig]) -> None:
+        key = (variant.digest(), *(attack.label for attack in configs))
+        former = experiments[key].settings if key in experiments else ()
+        values = {
+            "scenario": variant,
+            "attacks": tuple(configs),
+            "settings": tuple(dict.fromkeys([*former, *compared])),
+        }
         experiments[key] = Experiment.parse({**values, **shared})
 
     for version in dict.fromkeys(setting.gradient_of for setting in settings):
         of_version = [setting for setting in settings if setting.gradient_of is version]
-        asked = scenario.in_setting(of_version[0], mask_ratio)
-        add(asked, of_version, attacks)
-        for twin in asked.twins if ranked else ():
+        defended = scenario.in_setting(of_version[0], mask_ratio)
+        add(defended, of_version, attacks)
+        for twin in defended.twins if ranked else ():
             add(twin, of_version if twin.gradient_of is version else (Setting.A,), on_twins)
     return list(experiments.values())

@@ -130,8 +130,8 @@ class TrialPlan:
         A plan names the pictures of an upload one after another; of a server that isolates some of them, these.
         """
         behind = np.array([cell.threat.isolated.pictures for cell in self.cells])
-        before = self.trials.groupby(["cell", "seed"]).cumcount().to_numpy(dtype=np.int64)
-        numbers: npt.NDArray[np.int64] = before // behind[self.trials["cell"].to_numpy(dtype=np.int64)]
+        ranks = self.trials.groupby(["cell", "seed"]).cumcount().to_numpy(dtype=np.int64)
+        numbers: npt.NDArray[np.int64] = ranks // behind[self.trials["cell"].to_numpy(dtype=np.int64)]
         return numbers
 
     @cached_property
@@ -202,7 +202,7 @@ def cells_from_json(values: Sequence[Mapping[str, Any]]) -> tuple[Cell, ...]:
     Raises:
         ValueError: If a value is missing or of a wrong type.
     """
-    return _CELLS.validate_python([{**each, **each["cell"]} for each in values])
+    return _CELLS.validate_python([{**entry, **entry["cell"]} for entry in values])
 
 
 def _sha256(content: bytes) -> str:

@@ -49,7 +49,7 @@ class Job:
 
     @property
     def arm(self) -> ModelConfig:
-        """Which the uploads are of."""
+        """Return the network that the uploads are of."""
         return self.trials[0].arm
 
 
@@ -118,29 +118,34 @@ class Engine:
         return_free_memory()
 
     def give_up(self, trials: _Trials, error: str) -> StackResults:
-        """Make failed rows of trials, without trying them."""
+        """Make failed rows of trials, without trying them.
+
+        Args:
+            trials: Of this experiment.
+            error: The reason.
+        """
         return StackResults([self._failed(trial, error) for trial in trials])
 
     def _reconstruct_each(
-        self, attack: AttackConfig, held: Mapping[Batch, Exchange]
+        self, attack: AttackConfig, exchanges: Mapping[Batch, Exchange]
     ) -> dict[Batch, _Attacked | Failure]:
         """Attack each upload: what is disclosed, or the error that the attack ended with.
 
         Uploads of the same weights go in one stack; if that fails, one by one, so that an upload
         that cannot be attacked does not take the others with it.
         """
-        made: dict[Batch, _Attacked | Failure] = {}
-        for weights in dict.fromkeys(exchange.upload.weights for exchange in held.values()):
-            stack = {batch: exchange for batch, exchange in held.items() if exchange.upload.weights == weights}
+        outcomes: dict[Batch, _Attacked | Failure] = {}
+        for weights in dict.fromkeys(exchange.upload.weights for exchange in exchanges.values()):
+            stack = {batch: exchange for batch, exchange in exchanges.items() if exchange.upload.weights == weights}
             try:
-                made |= self._reconstruct(attack, stack)
+                outcomes |= self._reconstruct(attack, stack)
             except Exception as error:  # noqa: BLE001 (any error of an attack is a result, told upload by upload)
                 if len(stack) == 1:
-                    made |= dict.fromkeys(stack, Failure(described(error)))
+                    outcomes |= dict.fromkeys(stack, Failure(described(error)))
                     continue
                 for batch, exchange in stack.items():
-                    made |= self._reconstruct_each(attack, {batch: exchange})
-        return made
+                    outcomes |= self._reconstruct_each(attack, {batch: exchange})
+        return outcomes
 
     def _reconstruct(self, attack: AttackConfig, stack: Mapping[Batch, Exchange]) -> dict[Batch, _Attacked]:
         """Let the adversary at uploads of the same weights."""
@@ -154,7 +159,9 @@ class Engine:
         disclosures = adversary.reconstruct(
             attack.name, uploads, attack.options, then=attack.then, on_progress=self.progress.optimisation
         )
-        seconds = (time.perf_counter() - started) / sum(len(self._wanted(each).pictures) for each in stack.values())
+        seconds = (time.perf_counter() - started) / sum(
+            len(self._wanted(recorded).pictures) for recorded in stack.values()
+        )
         return {batch: _Attacked(disclosed, seconds) for batch, disclosed in zip(stack, disclosures, strict=True)}
 
     def _score(self, trials: _Trials, recorded: Exchange, outcome: _Attacked | Failure, results: StackResults) -> None:
@@ -177,7 +184,7 @@ class Engine:
             results.pictures.update(_pictures(trials, private, disclosed))
 
     def _wanted(self, recorded: Exchange) -> PrivateBatch:
-        """What the server is after of the pictures behind an upload."""
+        """Pick the pictures that the server is after of those behind an upload."""
         places = self.experiment.scenario.wanted(recorded.private.labels.tolist())
         return recorded.private.of_places(places)
 
@@ -195,12 +202,12 @@ class Engine:
         )
 
     def _gallery(self, weights: str) -> Gallery:
-        """All pictures of the experiment before the network of these weights: only the last one is kept."""
+        """Show all pictures of the experiment to the network of these weights; only the last result is kept."""
         if weights not in self._galleries:
             self._galleries.clear()
             versions = {setting.compared_with for setting in self.experiment.settings}
-            made = Gallery.of(self.source.model(weights), weights, self.source.private(), versions)
-            self._galleries[weights] = made
+            gallery = Gallery.of(self.source.model(weights), weights, self.source.private(), versions)
+            self._galleries[weights] = gallery
         return self._galleries[weights]
 
     def _scored(
@@ -208,7 +215,7 @@ class Engine:
         trial: PlannedTrial,
         private: PrivateBatch,
         weights: str,
-        made: _Attacked,
+        attacked: _Attacked,
         values: Mapping[str, Tensor | None],
     ) -> Trial:
         place = private.pictures.index(trial.picture.name)
@@ -220,9 +227,9 @@ class Engine:
             # Nothing was masked or shuffled in the gradient of an undefended clean picture.
             realised_ratio=float(private.mask[place].float().mean()) if trial.cell.mask_ratio else 0.0,
             weights_sha256=weights,
-            attack_seconds=made.seconds,
+            attack_seconds=attacked.seconds,
             scores={name: None if value is None else float(value[place]) for name, value in values.items()},
-            diagnostics=dict(made.disclosed.diagnostics),
+            diagnostics=dict(attacked.disclosed.diagnostics),
         )
 
     def _failed(self, trial: PlannedTrial, error: str) -> Trial:

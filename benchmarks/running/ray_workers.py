@@ -219,7 +219,7 @@ class RayTeam:
         self._has_worked, self._number = False, 0
 
     def workers(self) -> list[int]:
-        """Number the workers that the cluster has room for now: those that run, then new ones.
+        """List the numbers of the workers that the cluster has room for: those that run, then new ones.
 
         Raises:
             WorkerError: If there is no room for any.

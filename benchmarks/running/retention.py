@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
 
 def extremes(cell: pd.DataFrame) -> dict[str, str]:
-    """The trials of a cell that stand for it, label to key: the most revealing, the median and the least revealing.
+    """Pick the trials that stand for a cell, label to key: the most revealing, the median and the least revealing.
 
     By PSNR in ``cell``, trials as ``Store.frame`` gives them: the lower median where there are two, equal ones by
     key. Empty without a finished trial; the same trial under several labels where there are few.
+
+    Args:
+        cell: Trials as ``Store.frame`` gives them.
     """
     finished = cell[cell["status"] == "ok"]
     ranked = sorted(

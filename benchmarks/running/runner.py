@@ -326,8 +326,8 @@ class Foreman:
                 if isinstance(outcome, StackResults):
                     self._recorder.write(outcome)
                     continue
-                job, again, began = self._in_work.pop(worker)
-                if isinstance(outcome, Failure) and not again:
+                job, is_retry, began = self._in_work.pop(worker)
+                if isinstance(outcome, Failure) and not is_retry:
                     self._suspects.append(job)
                     continue
                 if isinstance(outcome, Failure):
@@ -351,18 +351,18 @@ class Foreman:
     def _fill(self, team: "RayTeam", waiting: deque[Job], retention: Retention) -> None:
         """Give every idle worker a job, or a single one a job that has killed its worker."""
         for worker in [worker for worker in team.workers() if worker not in self._in_work]:
-            again = not waiting
+            is_retry = not waiting
             if not (waiting or (self._suspects and not self._in_work)) or self.stop():
                 return
-            job = self._suspects.popleft() if again else self._next(worker, waiting)
-            if not again:
+            job = self._suspects.popleft() if is_retry else self._next(worker, waiting)
+            if not is_retry:
                 retention.start(job.trials)
-            missing = replace(job, trials=self._recorder.missing(job.trials)) if again else self._missing(job)
+            missing = replace(job, trials=self._recorder.missing(job.trials)) if is_retry else self._missing(job)
             if not missing.trials:
                 retention.mark_finished(job.trials)
                 continue
-            self._in_work[worker] = job, again, time.monotonic()
-            team.give(worker, missing, alone=again)
+            self._in_work[worker] = job, is_retry, time.monotonic()
+            team.give(worker, missing, alone=is_retry)
 
     def _next(self, worker: int, waiting: deque[Job]) -> Job:
         """Take a job whose uploads this worker has computed, or no worker has; the first one if there is none."""

@@ -38,17 +38,22 @@ class CampaignStatus(Status):
 
     @property
     def planned(self) -> int:
-        """Trials in all."""
+        """Count the trials."""
         return self.ok + self.failed + self.missing
 
     @property
     def remaining(self) -> timedelta | None:
-        """Until all are tried, at the present rate."""
+        """Estimate the time until all are tried, at the present rate."""
         return timedelta(seconds=self.missing / self.rate) if self.rate else None
 
 
 def status(plan: TrialPlan, store: RecordedTrials) -> CampaignStatus:
-    """Count what the database has of a plan."""
+    """Count what the database has of a plan.
+
+    Args:
+        plan: Its cells and trials.
+        store: Their rows.
+    """
     rows = store.frame(plan.trials["key"].tolist())
     joined = plan.trials[["key", "cell"]].merge(rows[["key", "status", "recorded_at"]], on="key", how="left")
     counts = Counter(zip(joined["cell"], joined["status"].fillna("missing"), strict=True))

@@ -197,7 +197,7 @@ def _by_picture(tensor: Tensor, pictures: int) -> Tensor | None:
 
 
 def _padding(conv: nn.Conv2d) -> tuple[int, ...]:
-    """Padding of a Conv2d in numbers, also of one that states it in a word."""
+    """Compute the padding of a Conv2d in numbers, also where it is stated in a word."""
     if not isinstance(conv.padding, str):
         return conv.padding
     if conv.padding == "valid":

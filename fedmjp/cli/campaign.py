@@ -105,9 +105,9 @@ def verify(
     board = board_in(plan, store, folder).model_dump(mode="json")
     verification.problems += checks.compare_with_published(folder, board, rendered=not holds_study(folder))
     if rerun and file is not None:
-        again = checks.repeat(prepared_of(file, overrides, weights, device, arithmetic), plan, store, rerun)
-        verification.problems += again.problems
-        verification.checked += again.checked
+        repetition = checks.repeat(prepared_of(file, overrides, weights, device, arithmetic), plan, store, rerun)
+        verification.problems += repetition.problems
+        verification.checked += repetition.checked
     _tell_verification(verification)
 
 

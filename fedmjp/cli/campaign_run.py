@@ -53,15 +53,20 @@ def run_prepared(
     _tell_beginning(prepared, finished, folder.root, console)
     prepared.plan.save(folder.root)
     with TerminalProgress(console) as progress:
-        left = run_campaign(prepared, folder, progress, database=database, workers=workers, ray=ray)
+        waiting = run_campaign(prepared, folder, progress, database=database, workers=workers, ray=ray)
     failed = render(prepared.plan, store, folder, console)
-    if left:
-        console.print(f"The budget of {read.budget.hours:g} h is spent; {left} trials wait for the next run.")
+    if waiting:
+        console.print(f"The budget of {read.budget.hours:g} h is spent; {waiting} trials wait for the next run.")
     tell_outcome(failed, folder.root, console)
 
 
 def require_campaign(output: "OutputFolder", name: str) -> None:
-    """OutputError if a folder holds another campaign."""
+    """Require that a folder holds no other campaign.
+
+    Args:
+        output: The folder.
+        name: Of the campaign.
+    """
     from fedmjp.benchmarks.plan.trial_plan import ABOUT, TrialPlan
     from fedmjp.errors import OutputError
 
@@ -87,7 +92,11 @@ def _tell_beginning(prepared: "Prepared", finished: int, folder: Path, console: 
 
 
 def not_run(reasons: Sequence[str]) -> list[str]:
-    """Lines that say what of a battery is not run; of many reasons how many there are, and one."""
+    """Say what of a battery is not run; of many reasons how many there are, and one.
+
+    Args:
+        reasons: One per view of a row.
+    """
     if len(reasons) <= MOST_REASONS:
         return [f"Not run: {reason}" for reason in reasons]
     return [f"Not run in {len(reasons)} views of rows, of which the board's notes say why. The first: {reasons[0]}"]

@@ -86,8 +86,8 @@ def print_status(plan: "TrialPlan", status: "CampaignStatus", console: "Console"
             *names, numbers[cell.threat.undefended], str(counts.ok), str(counts.failed or ""), todo, style=style
         )
     console.print(table)
-    for number, (server, shown) in enumerate(cells.items(), 1):
-        tell(console, f"Threat model {number}: {server.sentence(cell.pipeline for cell in shown)}")
+    for number, (server, of_server) in enumerate(cells.items(), 1):
+        tell(console, f"Threat model {number}: {server.sentence(cell.pipeline for cell in of_server)}")
 
 
 def _pace(status: "CampaignStatus", *, in_work: bool) -> str:
