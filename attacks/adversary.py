@@ -16,9 +16,12 @@ from fedmjp.threat import ThreatModel
 
 @dataclass(frozen=True)
 class Adversary:
-    """Holds the model that the server had sent and its threat model; has no access to anything else.
+    """The malicious server: it holds the model that it had sent and its threat model, and sees nothing else.
 
-    What an attack draws comes from ``seed`` and its name.
+    Attributes:
+        model: With the weights that were sent.
+        threat: The knowledge that the server is granted.
+        seed: The source, together with their names, of everything that attacks draw.
     """
 
     model: VitClassifier
@@ -34,35 +37,47 @@ class Adversary:
         then: Stage | None = None,
         on_progress: Progress,
     ) -> list[Disclosure]:
-        """Run an attack on uploads that were computed with the model's weights; its pictures may pass a stage ``then``.
+        """Run an attack on uploads that were computed with the model's weights.
 
         Where the server had changed the weights, the attack is given the part of each upload that they isolate.
 
+        Args:
+            attack: Its registered name.
+            uploads: Independent uploads.
+            options: Options of the attack.
+            then: A stage that its pictures pass afterwards, if any.
+            on_progress: Called while the attack optimises.
+
+        Returns:
+            A disclosure for each upload.
+
         Raises:
-            BadInputError: If there is no such attack or option, the attack refuses what it is given, or it reveals no
-                pictures for the stage.
+            BadInputError: If there is no such attack or option, the attack refuses its input, or it reveals no pictures
+                for the stage.
         """
-        chosen = ATTACKS.get(attack)(options)
-        chosen.on_progress = on_progress
+        method = ATTACKS.get(attack)(options)
+        method.on_progress = on_progress
         generator = torch_generator(self.seed, "attack", attack)
         threat = self.threat.isolated
         if self.threat.server is not None:
-            server = self.threat.server.made()
-            read = {*chosen.tensors(self.model), *server.reads(self.model, self.threat), *(TENSORS if then else ())}
+            server = self.threat.server.build()
+            read = {*method.tensors(self.model), *server.reads(self.model, self.threat), *(TENSORS if then else ())}
             uploads = [server.isolate(_part(upload, read), self.model, self.threat) for upload in uploads]
-        disclosures = chosen.reconstruct(uploads, self.model, threat, generator=generator)
+        disclosures = method.run(uploads, self.model, threat, generator=generator)
         if then is None:
             return disclosures
-        if refusal := unstaged(chosen, then):
+        if refusal := unstaged(method, then):
             raise AttackNotApplicableError(f"{attack}: {refusal}")
         return [  # a generator for each: a result does not depend on its neighbours
-            reassembled(made, upload, self.model, threat, torch_generator(self.seed, "stage", then))
-            for made, upload in zip(disclosures, uploads, strict=True)
-            if isinstance(made, Reconstruction)
+            reassembled(reconstruction, upload, self.model, threat, torch_generator(self.seed, "stage", then))
+            for reconstruction, upload in zip(disclosures, uploads, strict=True)
+            if isinstance(reconstruction, Reconstruction)
         ]
 
 
 def _part(upload: Upload, read: Collection[str]) -> Upload:
-    """Some of an upload's tensors, so that no more are isolated than are read; all, if it holds none of them."""
-    kept = {name: tensor for name, tensor in upload.tensors.items() if name in read}
-    return replace(upload, tensors=kept or upload.tensors, others=tuple(_part(other, read) for other in upload.others))
+    """Keep the tensors that are read, so that no others are isolated; keep all if the upload holds none of them."""
+    tensors = {name: tensor for name, tensor in upload.tensors.items() if name in read}
+    return replace(
+        upload, tensors=tensors or upload.tensors, others=tuple(_part(sibling, read) for sibling in upload.others)
+    )

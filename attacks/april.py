@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedmjp.attacks.base import on_device
 from fedmjp.attacks.closed_form import ClosedForm, Oracle, Solution, System, stacked
-from fedmjp.attacks.linear_systems import Gaussian, minimum_norm, posterior_mean
+from fedmjp.attacks.linear_systems import GaussianPrior, minimum_norm, posterior_mean
 from fedmjp.attacks.natural_patches import natural_inputs, prior_refusal
 from fedmjp.models import names
 from fedmjp.models.april import AprilBlock
@@ -44,7 +44,7 @@ class AprilMinNorm(ClosedForm):
     right_side = names.FIRST_QKV_WEIGHT
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs the APRIL architecture and one gradient of a single picture, besides what every closed form needs."""
+        """Refuse all but the APRIL architecture and one gradient of a single picture."""
         if general := super().requirement(model, threat):
             return general
         if not isinstance(model.backbone.blocks[0], AprilBlock):
@@ -56,18 +56,18 @@ class AprilMinNorm(ClosedForm):
         return None
 
     def _system(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> System:
-        seen = self._seen(upload, model, threat)
+        tokens = self._seen(upload, model, threat)
         # Query, key and value weights are stacked, so that one product is the sum of the three.
         right = _weight(model, names.FIRST_QKV_WEIGHT).T @ on_device(upload, names.FIRST_QKV_WEIGHT, model)
-        rows = torch.cat([seen.prefix, seen.patches, seen.unknown])
-        return System(seen, rows, right, {"masked_patches": float(seen.mask.sum())})
+        rows = torch.cat([tokens.prefix, tokens.patches, tokens.unknown])
+        return System(tokens, rows, right, {"masked_patches": float(tokens.mask.sum())})
 
     def _solve(self, systems: Sequence[System], model: VitClassifier, rounding: float) -> list[Solution]:
         del rounding
         embedding, bias = _weight(model, names.PATCH_WEIGHT).flatten(1), _weight(model, names.PATCH_BIAS)
         embedded = []
         for system, tokens in zip(systems, minimum_norm(*stacked(systems)), strict=True):
-            in_place = system.seen.spread(tokens[len(system.seen.prefix) :])
+            in_place = system.tokens.spread(tokens[len(system.tokens.prefix) :])
             embedded.append(in_place - _positions(system, model) - bias)
         patches = minimum_norm(embedding.T[None], torch.cat(embedded).T[None])[0].T
         return [(values, {}) for values in patches.reshape(len(systems), -1, patches.shape[1])]
@@ -92,13 +92,13 @@ class April(AprilMinNorm):
     handled = frozenset({"scaled", "noisy", "rounded"})  # how much noise there is, it estimates from the upload
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs the APRIL architecture, one gradient of a single picture, and a prior."""
+        """Refuse as the published attack does, and without a prior."""
         return super().requirement(model, threat) or prior_refusal(model)
 
     def _solve(self, systems: Sequence[System], model: VitClassifier, rounding: float) -> list[Solution]:
         patch = natural_inputs(model)
         embedding, bias = _weight(model, names.PATCH_WEIGHT).flatten(1), _weight(model, names.PATCH_BIAS)
-        embedded = Gaussian(embedding @ patch.mean, embedding @ patch.covariance @ embedding.T)
+        embedded = GaussianPrior(embedding @ patch.mean, embedding @ patch.covariance @ embedding.T)
         rows, right = stacked([_without_known(system, bias, model) for system in systems])
         estimate = posterior_mean(rows, right, embedded, rounding)
         back = patch.covariance @ embedding.T @ embedded.precision
@@ -121,19 +121,19 @@ def _weight(model: VitClassifier, name: str) -> Tensor:
 
 
 def _positions(system: System, model: VitClassifier) -> Tensor:
-    """(patches, dim): what was added to each patch's token."""
+    """Return the embedding that was added to each patch's token, (patches, dim)."""
     positions = _weight(model, names.POSITION_EMBEDDING)[0, model.prefix_tokens :]
     if not model.defended:
         return positions
-    return torch.where(system.seen.without_position[:, None], _weight(model, names.UNKNOWN_EMBEDDING), positions)
+    return torch.where(system.tokens.without_position[:, None], _weight(model, names.UNKNOWN_EMBEDDING), positions)
 
 
 def _without_known(system: System, bias: Tensor, model: VitClassifier) -> System:
-    """The system of the embedded patches alone: class token, positions and bias moved to the right."""
+    """Reduce a system to the embedded patches: class token, positions and bias move to the right."""
     prefix = _weight(model, names.CLASS_TOKEN)[0] + _weight(model, names.POSITION_EMBEDDING)[0, : model.prefix_tokens]
-    known = _positions(system, model) + bias
-    rows = system.seen.in_place()
-    if len(rows) > len(known):  # the separate token carries the unknown embedding
-        known = torch.cat([known, _weight(model, names.UNKNOWN_EMBEDDING)[None] + bias])
-    right = system.right - system.seen.prefix.T @ prefix - rows.T @ known
+    constants = _positions(system, model) + bias
+    rows = system.tokens.in_place()
+    if len(rows) > len(constants):  # the separate token carries the unknown embedding
+        constants = torch.cat([constants, _weight(model, names.UNKNOWN_EMBEDDING)[None] + bias])
+    right = system.right - system.tokens.prefix.T @ prefix - rows.T @ constants
     return replace(system, rows=rows, right=right)

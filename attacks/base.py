@@ -1,10 +1,10 @@
-"""The contract of an attack: uploads and the server's own knowledge in, pictures out; no way in for private data."""
+"""The contract of an attack: uploads and the server's own knowledge in, pictures out. Private data has no way in."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Generic, cast, overload
+from typing import Any, ClassVar, Generic, cast, get_args, overload
 
 import numpy as np
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from fedmjp.arithmetic import computing
+from fedmjp.attacks import Reveals, Role
 from fedmjp.attacks.adamw import adamw_refusal, as_gradient, gradient_behind
-from fedmjp.attacks.kinds import Reveals, Role
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.defences.pipeline import Pipeline
@@ -27,39 +27,47 @@ from fedmjp.records import ATTACKED, Disclosure, Features, Reconstruction, Uploa
 from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
 
-Progress = Callable[[int, int, float], None]  # called with steps done, steps in total, loss
-# What an attack asks of the model: the network, or only its entrance.
+Progress = Callable[[int, int, float], None]  # called with finished steps, all steps, loss
+# The model that an attack needs: the network, or its two embeddings alone.
 Model = TypeVar("Model", bound=Entrance, contravariant=True, default=VitClassifier)  # noqa: PLC0105 (in every signature)
-# What it makes of an upload.
+# The disclosure that it returns for an upload.
 Made = TypeVar("Made", bound=Disclosure, covariant=True, default=Reconstruction)  # noqa: PLC0105
 
 
 class Attack(ABC, Generic[Model, Made]):
-    """Base of all attacks.
+    """An attack: it turns uploads, and what the server itself knows, into what they disclose of private pictures.
 
-    Class attributes state what `fedmjp list attacks NAME` prints and how the engine calls it:
+    A subclass states these class attributes, which `fedmjp list attacks NAME` prints:
 
-    - ``name``; ``paper``, the source; ``summary``, one line;
-    - ``requires``, what must hold, in words; ``exploits``, what in an upload it makes use of;
-    - ``role``: "attack"; "floor", a reference that uses nothing of the upload; or "bound", one that
-      is given more than any real server sees. Only attacks are ranked;
-    - ``reveals``: "pictures", then it gives a ``Reconstruction`` per upload; "features" (with labels) or "labels"
-      alone, then it gives ``Features``;
-    - ``options_type``: the configuration model of its options; ``Config`` itself has none;
-    - ``stack``: how many uploads it profits from getting at once;
-    - ``optimises``: whether it iterates, rather than solves;
-    - ``reads_others``: whether it reads an upload's ``others``, which all others are not given;
-    - ``takes_sums``: whether it can be given an upload that is a sum over several clients;
-    - ``any_steps``: whether it reads weight deltas whatever SGD's steps were;
-    - ``reads_signs``: whether signs of a gradient are enough, as a step of AdamW shows them; the sizes of its entries
-      are told where they are small (``fedmjp.attacks.adamw``);
-    - ``needs_network``: whether it needs a ``VitClassifier``; the others, an ``Attack[Entrance]``, take
-      users' own models too (``fedmjp.models.adopt``);
-    - ``uses_natural_patches``: whether it uses the prior of ``fedmjp.attacks.natural_patches``, whose pictures must
-      not be attacked.
+    - ``name``, by which it is called, and ``summary``, one line;
+    - ``paper``, its source;
+    - ``requires``, the conditions under which it applies, and ``exploits``, the weakness that it makes use of.
 
-    An attack is made with values for ``options_type``; ``ConfigError`` says which are wrong. ``on_progress``
-    is called while it optimises.
+    It says in ``tensors`` what it reads of an upload, and in ``requirement`` which models and threat models it refuses.
+    It overrides ``reconstruct``, or ``reconstruct_stack`` if it gains from several uploads at once. Callers use
+    ``run``, which checks first and hands over no tensor but those that ``tensors`` names.
+
+    Further attributes, each with a default:
+
+    - ``role``: "attack"; "floor", a baseline that uses nothing of the upload; or "bound", which is given more than any
+      real server sees. Only attacks are ranked.
+    - ``reveals``: "pictures" (a ``Reconstruction`` per upload), "features" with labels, or "labels" (``Features``).
+    - ``options_type``: the configuration model of its options; ``Config`` has none.
+    - ``stack``: the number of uploads that it gains from getting at once.
+    - ``optimises``: whether it iterates rather than solves.
+    - ``reads_others``: whether it reads ``Upload.others``, further uploads of the same client.
+    - ``takes_sums``: whether it reads an upload that is a sum over several clients.
+    - ``any_steps``: whether it reads weight deltas of any SGD steps: with momentum, or on parts of a batch.
+    - ``reads_signs``: whether signs of a gradient suffice, as a step of AdamW shows them (``fedmjp.attacks.adamw``).
+    - ``handled``: the marks of defences that it takes into account (``handles``).
+    - ``uses_natural_patches``: whether it uses the prior of ``fedmjp.attacks.natural_patches``, whose pictures must not
+      be attacked.
+
+    An ``Attack[Entrance]`` needs the two embeddings alone and takes users' own models too (``fedmjp.adopt``); any other
+    needs a ``VitClassifier``. ``on_progress`` is called while an attack optimises.
+
+    Args:
+        options: Values for the fields of ``options_type``; a ``ConfigError`` names those that are wrong.
     """
 
     name: ClassVar[str]
@@ -77,81 +85,162 @@ class Attack(ABC, Generic[Model, Made]):
     any_steps: ClassVar[bool] = False
     reads_signs: ClassVar[bool] = False
     needs_network: ClassVar[bool] = True
+    handled: ClassVar[frozenset[Mark]] = frozenset()
     uses_natural_patches: bool = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for base in cls.__dict__.get("__orig_bases__", ()):
+            if (arguments := get_args(base)) and isinstance(arguments[0], type):
+                cls.needs_network = arguments[0] is not Entrance
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self.options: Any = self.options_type.parse(options or {})
         self.on_progress: Progress = lambda *_: None
 
+    @abstractmethod
+    def tensors(self, model: Model) -> Sequence[str]:
+        """Name the tensors of an upload that the attack reads; it is given no others.
+
+        Args:
+            model: The model that the server had sent.
+        """
+
+    def requirement(self, model: Model, threat: ThreatModel) -> str | None:
+        """Say which requirement of its own this model or threat model fails.
+
+        Args:
+            model: The model that the server had sent.
+            threat: The knowledge that the attacker is granted.
+
+        Returns:
+            The failed requirement; None if the attack applies, which is the default.
+        """
+        del model, threat
+        return None
+
+    def reconstruct(self, upload: Upload, model: Model, threat: ThreatModel, generator: torch.Generator) -> Made:
+        """Reconstruct the pictures behind one checked upload; a subclass overrides this, or ``reconstruct_stack``.
+
+        Args:
+            upload: A client's tensors, those that ``tensors`` names.
+            model: The model that the server had sent, on the device where the work is done. It must not be changed.
+            threat: The knowledge that the attacker is granted.
+            generator: The only source of randomness, on the CPU, seeded by the upload's content.
+
+        Returns:
+            A ``Reconstruction`` of images (pictures, 3, height, width) in [0, 1], or ``Features``, as ``reveals`` says.
+        """
+        del upload, model, threat, generator
+        raise AttackFailedError(f"{self.name}: its class overrides neither reconstruct nor reconstruct_stack")
+
+    def reconstruct_stack(
+        self, uploads: Sequence[Upload], model: Model, threat: ThreatModel, *, generators: Sequence[torch.Generator]
+    ) -> list[Made]:
+        """Reconstruct the pictures behind several checked uploads, one by one unless a subclass overrides this.
+
+        Args:
+            uploads: Independent uploads; a result must not depend on its neighbours.
+            model: The model that the server had sent.
+            threat: The knowledge that the attacker is granted.
+            generators: A source of randomness for each upload.
+        """
+        pairs = zip(uploads, generators, strict=True)
+        return [self.reconstruct(upload, model, threat, generator) for upload, generator in pairs]
+
+    def caveat(self, model: Model, threat: ThreatModel) -> str | None:
+        """Say what a reader must know of its scores under this model and threat model; None if nothing.
+
+        Args:
+            model: The model that the server had sent.
+            threat: The knowledge that the attacker is granted.
+        """
+        del model, threat
+        return None
+
+    def handles(self, model: Model, threat: ThreatModel) -> frozenset[Mark]:
+        """Name the marks of defences that it takes into account with this model and threat model.
+
+        A mark that it is blind to does not belong here, even if the result often comes out well.
+
+        Args:
+            model: The model that the server had sent.
+            threat: The knowledge that the attacker is granted.
+
+        Returns:
+            ``handled``, unless a subclass distinguishes models or threat models.
+        """
+        del model, threat
+        return self.handled
+
     @property
     def usual_seconds(self) -> float | None:
-        """Of work on one upload: its budget, unless it seldom needs all of that; None if it has no budget."""
+        """Return the seconds that one upload usually takes: the budget, or None without a budget."""
         seconds: float | None = getattr(self.options, "seconds", None)
         return seconds
 
-    def reconstruct(
+    def run(
         self, uploads: Sequence[Upload], model: Entrance, threat: ThreatModel, *, generator: torch.Generator
     ) -> list[Made]:
-        """Reconstruct the pictures behind a stack of independent uploads.
+        """Check a stack of independent uploads, attack them, and check the result. Subclasses leave it as it is.
 
         Args:
-            uploads: All computed with ``model``'s weights, their others with any. They are not changed.
-            model: That the server had sent; its device is where the work is done. It is not changed.
-            threat: What the attacker knows beyond that.
-            generator: Its initial seed is the source of randomness. Every upload gets a generator of
-                its own from that and its content, so that a result never depends on its neighbours.
+            uploads: All computed with ``model``'s weights, their ``others`` with any. They are not changed.
+            model: The model that the server had sent; its device is where the work is done. It is not changed.
+            threat: The knowledge that the attacker is granted.
+            generator: Its initial seed is the source of randomness. Every upload gets a generator of its own from that
+                and its content, so that a result never depends on its neighbours.
 
         Returns:
-            One reconstruction per upload, or what else it ``reveals``, in the same order, each of as many pictures as
-            the upload.
+            What each upload discloses, in the same order and on the CPU, for as many pictures as it was computed from.
 
         Raises:
-            AttackNotApplicableError: If the model, the threat model or an upload does not meet
-                ``requires``; the message says which requirement fails. It is never run regardless.
-            AttackFailedError: If it broke down, or gave something else than such reconstructions.
+            AttackNotApplicableError: If the model, the threat model or an upload does not meet ``requires``; the
+                message says which requirement fails. It is never run regardless.
+            AttackFailedError: If it broke down, or returned something else.
         """
         if self.needs_network and not isinstance(model, VitClassifier):
             raise self._not_applicable(
                 "needs the network behind the tokens; of an adopted model only the entrance is known: "
                 "take an attack that reads patch and position embedding alone, such as patch_embedding"
             )
-        fitting = cast("Model", model)  # for an attack that does not need the network, any entrance fits
-        if refusal := self.refusal(fitting, threat):
+        network = cast("Model", model)  # for an attack that does not need the network, any entrance fits
+        if refusal := self.refusal(network, threat):
             raise self._not_applicable(refusal)
-        if self.role != "bound" and names.ORACLE_TOKEN_GRADIENTS in self.tensors(fitting):
+        if self.role != "bound" and names.ORACLE_TOKEN_GRADIENTS in self.tensors(network):
             raise self._not_applicable(
                 f"reads {names.ORACLE_TOKEN_GRADIENTS!r}, which no upload holds; only a bound may"
             )
-        shapes = _shapes(fitting)
-        declared = [self._declared(upload, fitting, threat, shapes) for upload in uploads]
-        if self._is_shown_gradients(threat):
-            declared = [gradient_behind(upload, fitting, threat, signs=self.reads_signs) for upload in declared]
+        shapes = _shapes(network)
+        declared = [self._declared(upload, network, threat, shapes) for upload in uploads]
+        if self._reads_adamw(threat):
+            declared = [gradient_behind(upload, network, threat, signs=self.reads_signs) for upload in declared]
             threat = as_gradient(threat)
-        generators = _Generators(partial(self._generator_for, model=fitting, generator=generator), declared)
-        with computing("float32", fitting.mean.device):
+        generators = _Generators(partial(self._generator_for, model=network, generator=generator), declared)
+        with computing("float32", network.mean.device):
             try:
-                made = self._reconstruct(declared, fitting, threat, generators=generators)
+                disclosures = self.reconstruct_stack(declared, network, threat, generators=generators)
             except (torch.linalg.LinAlgError, np.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
                 raise AttackFailedError(f"{self.name}: a system of equations has no solution: {error}") from error
-        return self._checked(made, uploads, fitting)
-
-    @abstractmethod
-    def tensors(self, model: Model) -> Sequence[str]:
-        """Names of the upload's tensors that the attack reads."""
-
-    @abstractmethod
-    def requirement(self, model: Model, threat: ThreatModel) -> str | None:
-        """Say which requirement of its own this model or threat model fails; None if the attack applies."""
+        return self._checked(disclosures, uploads, network)
 
     def refusal(self, model: Model, threat: ThreatModel) -> str | None:
-        """Say which requirement, of all attacks or its own, this model or threat model fails; None if it applies."""
+        """Say which requirement, of all attacks or its own, this model or threat model fails.
+
+        Args:
+            model: The model that the server had sent.
+            threat: The knowledge that the attacker is granted.
+
+        Returns:
+            The failed requirement; None if the attack applies.
+        """
         if threat.clients > 1 and not self.takes_sums:
             return f"needs each client's own update, not the sum over {threat.clients} clients"
         if self.role != "floor" and (reason := adamw_refusal(threat)):
             return reason
         if self.role == "bound" and threat.local_optimiser == "adamw":
             return "is given gradients at the tokens beside a gradient, not beside a step of AdamW"
-        if self._is_shown_gradients(threat):
+        if self._reads_adamw(threat):
             threat = as_gradient(threat)
         if threat.mixup and self.optimises:
             return "computes gradients of candidates with whole labels, not of pictures that are mixed in pairs"
@@ -159,45 +248,30 @@ class Attack(ABC, Generic[Model, Made]):
             return "knows plain SGD steps on the whole batch, not momentum or steps on parts of it"
         return self.requirement(model, threat) or self._withheld(model, threat)
 
-    def caveat(self, model: Model, threat: ThreatModel) -> str | None:
-        """What a reader must know of its scores under this model and threat model; None if nothing."""
-        del model, threat
-        return None
-
-    def handles(self, model: Model, threat: ThreatModel) -> frozenset[Mark]:
-        """Name what defences leave on uploads that it takes into account, with this model and threat model.
-
-        A mark that it is blind to does not belong here, even if the result often comes out well.
-        """
-        del model, threat
-        return frozenset()
-
     def adapted(
         self, pipeline: Pipeline, model: Model, threat: ThreatModel, *, besides: frozenset[Mark] = frozenset()
     ) -> bool:
         """Say whether it takes all that these defences do into account: only then its failure speaks for them.
 
-        ``pipeline`` holds all of a scenario's defences, those before an update included. Marks ``besides`` need not be
-        handled: for what follows the attack, or for what its pictures are held against.
+        Args:
+            pipeline: All defences of a scenario, those before an update included.
+            model: The model that the server had sent.
+            threat: The knowledge that the attacker is granted.
+            besides: Marks that need not be handled: those of what follows the attack, or of the pictures' reference.
         """
         handled = self.handles(model, threat) | besides | {"withheld"}  # it is refused what it would need
-        return bool(pipeline.made) and pipeline.marks <= handled and self.refusal(model, threat) is None
+        return bool(pipeline.defences) and pipeline.marks <= handled and self.refusal(model, threat) is None
 
-    @abstractmethod
-    def _reconstruct(
-        self, uploads: Sequence[Upload], model: Model, threat: ThreatModel, *, generators: Sequence[torch.Generator]
-    ) -> list[Made]:
-        """Attack uploads that were checked; ``generators`` holds one per upload, on the CPU."""
-
-    def _is_shown_gradients(self, threat: ThreatModel) -> bool:
+    def _reads_adamw(self, threat: ThreatModel) -> bool:
+        """Say whether a step of AdamW is turned into a gradient before the attack gets it."""
         return threat.local_optimiser == "adamw" and self.role != "floor"
 
     def _withheld(self, model: Model, threat: ThreatModel) -> str | None:
         roles, needed = roles_of(model), set(self.tensors(model))
-        for defence in threat.pipeline.made:
+        for defence in threat.pipeline.defences:
             if missing := sorted(needed & defence.withheld(roles)):
                 return f"needs {', '.join(missing)}, which {defence.name} withholds"
-        if threat.server and (mixed := sorted(needed & threat.server.made().mixed(model))):
+        if threat.server and (mixed := sorted(needed & threat.server.build().mixed(model))):
             isolates = f"which show all pictures of an upload: {threat.server.name} isolates one elsewhere"
             return f"reads {', '.join(mixed)}, {isolates}"
         return None
@@ -206,15 +280,15 @@ class Attack(ABC, Generic[Model, Made]):
         return AttackNotApplicableError(f"{self.name}: {reason}")
 
     def _declared(self, upload: Upload, model: Model, threat: ThreatModel, shapes: Mapping[str, torch.Size]) -> Upload:
-        """The upload, if it can be attacked, with what the attack declares to read and nothing else."""
+        """Refuse an upload that does not fit; keep only the tensors that the attack declares to read."""
         if misfit := _misfit(upload, threat) or self._tensor_misfit(upload, model, shapes):
             raise self._not_applicable(misfit)
         read = self.tensors(model)
-        others = upload.others if self.reads_others else ()
+        siblings = upload.others if self.reads_others else ()
         return replace(
             upload,
             tensors={name: upload.tensors[name] for name in read} or upload.tensors,
-            others=tuple(self._declared(other, model, threat, shapes) for other in others),
+            others=tuple(self._declared(sibling, model, threat, shapes) for sibling in siblings),
         )
 
     def _generator_for(self, upload: Upload, model: Model, generator: torch.Generator) -> torch.Generator:
@@ -222,27 +296,27 @@ class Attack(ABC, Generic[Model, Made]):
         contents = [weights_digest({name: sent.tensors[name] for name in read}) for sent in (upload, *upload.others)]
         return torch_generator(generator.initial_seed(), "upload", *contents)
 
-    def _checked(self, made: Sequence[Disclosure], uploads: Sequence[Upload], model: Model) -> list[Made]:
-        """What the attack gave, on the CPU, if it is what the contract asks for."""
-        if len(made) != len(uploads):
-            raise AttackFailedError(f"{self.name}: {len(made)} reconstructions for {len(uploads)} uploads")
+    def _checked(self, disclosures: Sequence[Disclosure], uploads: Sequence[Upload], model: Model) -> list[Made]:
+        """Refuse results that the contract excludes; move the others to the CPU."""
+        if len(disclosures) != len(uploads):
+            raise AttackFailedError(f"{self.name}: {len(disclosures)} reconstructions for {len(uploads)} uploads")
         checked: list[Disclosure] = []
         expected: tuple[int, ...]
-        for given, upload in zip(made, uploads, strict=True):
-            diagnostics = {name: float(value) for name, value in getattr(given, "diagnostics", {}).items()}
-            if isinstance(given, Reconstruction) and self.reveals == "pictures":
-                shape, expected = given.images.shape, (upload.num_examples, 3, model.image_size, model.image_size)
-                checked.append(Reconstruction(given.images.cpu(), diagnostics))
-            elif isinstance(given, Features) and self.reveals != "pictures":
-                shape, expected = given.labels.shape, (upload.num_examples,)
-                features = None if given.features is None else given.features.cpu()
+        for result, upload in zip(disclosures, uploads, strict=True):
+            diagnostics = {name: float(value) for name, value in getattr(result, "diagnostics", {}).items()}
+            if isinstance(result, Reconstruction) and self.reveals == "pictures":
+                shape, expected = result.images.shape, (upload.num_examples, 3, model.image_size, model.image_size)
+                checked.append(Reconstruction(result.images.cpu(), diagnostics))
+            elif isinstance(result, Features) and self.reveals != "pictures":
+                shape, expected = result.labels.shape, (upload.num_examples,)
+                features = None if result.features is None else result.features.cpu()
                 if (features is None) is (self.reveals == "features"):
                     raise AttackFailedError(f"{self.name}: reveals {self.reveals}, but gave features {features}")
-                facts = {name: values.cpu() for name, values in given.facts.items()}
-                checked.append(Features(given.labels.cpu(), features, diagnostics, facts))
+                facts = {name: values.cpu() for name, values in result.facts.items()}
+                checked.append(Features(result.labels.cpu(), features, diagnostics, facts))
             else:
-                asked = "a Reconstruction" if self.reveals == "pictures" else "Features"
-                raise AttackFailedError(f"{self.name}: gave a {type(given).__name__} instead of {asked}")
+                kind = "a Reconstruction" if self.reveals == "pictures" else "Features"
+                raise AttackFailedError(f"{self.name}: gave a {type(result).__name__} instead of {kind}")
             if tuple(shape) != expected:
                 raise AttackFailedError(
                     f"{self.name}: gave {self.reveals} of shape {tuple(shape)} instead of {expected}"
@@ -262,7 +336,7 @@ class Attack(ABC, Generic[Model, Made]):
 
 
 def _shapes(model: Entrance) -> dict[str, torch.Size]:
-    """Of all that an upload may hold, by name: to look through a network takes longer than to solve for a picture."""
+    """Map the name of each tensor that an upload may hold to its shape (a walk that takes longer than a solution)."""
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     if model.has_positions:
         shapes[names.ORACLE_TOKEN_GRADIENTS] = shapes[names.POSITION_EMBEDDING]
@@ -270,11 +344,11 @@ def _shapes(model: Entrance) -> dict[str, torch.Size]:
 
 
 class _Generators(Sequence[torch.Generator]):
-    """One generator per upload, made when it is asked for: to read a whole upload takes as long as to solve it."""
+    """Generators of several uploads, each seeded at its first use: to digest an upload takes as long as to solve it."""
 
     def __init__(self, make: Callable[[Upload], torch.Generator], uploads: Sequence[Upload]) -> None:
         self._make, self._uploads = make, uploads
-        self._made: dict[int, torch.Generator] = {}
+        self._seeded: dict[int, torch.Generator] = {}
 
     def __len__(self) -> int:
         return len(self._uploads)
@@ -287,9 +361,9 @@ class _Generators(Sequence[torch.Generator]):
         places = range(len(self))[index]
         if isinstance(places, range):
             return [self[place] for place in places]
-        if places not in self._made:
-            self._made[places] = self._make(self._uploads[places])
-        return self._made[places]
+        if places not in self._seeded:
+            self._seeded[places] = self._make(self._uploads[places])
+        return self._seeded[places]
 
 
 def _misfit(upload: Upload, threat: ThreatModel) -> str | None:
@@ -301,24 +375,42 @@ def _misfit(upload: Upload, threat: ThreatModel) -> str | None:
     if upload.num_examples != threat.pictures:
         return f"the upload is of {upload.num_examples} pictures, the threat model speaks of {threat.pictures}"
     if (upload.labels is not None) != threat.labels_known:
-        given = "comes with" if upload.labels is not None else "comes without"
+        comes = "comes with" if upload.labels is not None else "comes without"
         granted = "grants" if threat.labels_known else "does not grant"
-        return f"the upload {given} labels, the threat model {granted} them"
+        return f"the upload {comes} labels, the threat model {granted} them"
     return None
 
 
 def showing_pictures(attack: Attack[Model, Disclosure]) -> Attack[Model, Reconstruction]:
-    """The same attack, for what goes on with its pictures; ConfigError if it reveals none."""
+    """Narrow the type of an attack for callers that go on with its pictures.
+
+    Args:
+        attack: Any attack.
+
+    Raises:
+        ConfigError: If it reveals no pictures.
+    """
     if attack.reveals != "pictures":
         raise ConfigError(f"{attack.name} reveals {attack.reveals}: name an attack that reveals pictures")
     return cast("Attack[Model, Reconstruction]", attack)
 
 
 def picture(patches: Tensor, model: Entrance) -> Tensor:
-    """From normalised patches (patches, 3 * patch_size ** 2) to a picture (1, 3, size, size), float32 in [0, 1]."""
+    """Assemble a picture (1, 3, size, size), float32 in [0, 1] on the CPU, from normalised patches.
+
+    Args:
+        patches: Rows (patches, 3 * patch_size ** 2) in reading order.
+        model: States the sizes, and the mean and standard deviation of its inputs.
+    """
     return model.denormalise(from_patches(patches[None], model.image_size, model.patch_size)).float().cpu()
 
 
 def on_device(upload: Upload, name: str, model: Entrance) -> Tensor:
-    """A tensor of the upload in float64 on the model's device; half-precision uploads are widened."""
+    """Return a tensor of the upload in float64 on the model's device.
+
+    Args:
+        upload: A client's tensors, in any precision.
+        name: The tensor's name.
+        model: Its ``mean`` states the device.
+    """
     return upload.tensors[name].to(model.mean.device, torch.float64)

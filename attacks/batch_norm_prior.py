@@ -26,7 +26,7 @@ def batch_norm_prior(file: str, sha256: str | None, device: torch.device) -> Cal
 
     Args:
         file: Weights under torchvision's names, or MoCo's checkpoint.
-        sha256: Of the file, as hex.
+        sha256: The file's digest, as hex.
         device: Where it is computed.
 
     Raises:
@@ -34,27 +34,35 @@ def batch_norm_prior(file: str, sha256: str | None, device: torch.device) -> Cal
     """
     network = _resnet50(_weights(file, sha256), file).to(device)
     mean, deviation = (torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, DEVIATION))
-    seen: list[tuple[nn.BatchNorm2d, Tensor]] = []
+    layer_inputs: list[tuple[nn.BatchNorm2d, Tensor]] = []
     for name, part in network.named_modules():
         if isinstance(part, nn.BatchNorm2d) and "downsample" not in name:
-            part.register_forward_pre_hook(lambda norm, inputs: seen.append((norm, inputs[0])))
+            part.register_forward_pre_hook(lambda norm, inputs: layer_inputs.append((norm, inputs[0])))
 
     def distance(images: Tensor) -> Tensor:
-        seen.clear()
+        layer_inputs.clear()
         network(((images - mean) / deviation).flatten(0, 1))
         total = images.new_zeros(len(images))
-        for norm, inputs in seen:
+        for norm, inputs in layer_inputs:
             of_each = inputs.view(len(images), -1, *inputs.shape[1:])
-            for statistic, kept in ((of_each.mean, "running_mean"), (of_each.var, "running_var")):
-                total = total + (statistic(dim=(1, 3, 4)) - norm.get_buffer(kept)).square().mean(dim=1)
-        seen.clear()
+            for statistic, buffer in ((of_each.mean, "running_mean"), (of_each.var, "running_var")):
+                total = total + (statistic(dim=(1, 3, 4)) - norm.get_buffer(buffer)).square().mean(dim=1)
+        layer_inputs.clear()
         return total
 
     return distance
 
 
 def file_refusal(file: str, sha256: str | None) -> str | None:
-    """Why a file is not the one that was meant; None if it is."""
+    """Say why a file is not the one that the options name.
+
+    Args:
+        file: Its path.
+        sha256: The digest that the options state.
+
+    Returns:
+        The refusal; None if the file is the right one.
+    """
     try:
         require_regular(Path(file))
         digest = _digest(file, Path(file).stat().st_mtime_ns)
@@ -62,8 +70,8 @@ def file_refusal(file: str, sha256: str | None) -> str | None:
         return f"batch_norm: {file} cannot be read: {error.strerror}"
     if digest == sha256:
         return None
-    asked = "batch_norm_sha256 must say which file is meant" if sha256 is None else f"batch_norm_sha256 is {sha256}"
-    return f"batch_norm: {file} has SHA-256 {digest}; {asked}"
+    demand = "batch_norm_sha256 must say which file is meant" if sha256 is None else f"batch_norm_sha256 is {sha256}"
+    return f"batch_norm: {file} has SHA-256 {digest}; {demand}"
 
 
 @lru_cache(maxsize=8)
@@ -73,7 +81,7 @@ def _digest(file: str, _changed: int) -> str:
 
 
 def _weights(file: str, sha256: str | None) -> Mapping[str, Any]:
-    """What the file holds, under torchvision's names."""
+    """Load the file's tensors under torchvision's names."""
     if refusal := file_refusal(file, sha256):
         raise AttackNotApplicableError(refusal)
     try:
@@ -86,18 +94,18 @@ def _weights(file: str, sha256: str | None) -> Mapping[str, Any]:
 
 
 def _resnet50(weights: Mapping[str, Any], file: str) -> nn.Module:
-    """The network in evaluation mode with these weights, but for its head."""
+    """Build the network in evaluation mode with these weights, without its head."""
     from torchvision.models import resnet50  # noqa: PLC0415 (for who gives weights alone)
 
     with torch.device("meta"):
         network: nn.Module = resnet50(weights=None)
-    wanted = {name: value.shape for name, value in network.state_dict().items() if not name.startswith(HEAD)}
-    wrong = [name for name, shape in wanted.items() if getattr(weights.get(name), "shape", None) != shape]
+    shapes = {name: value.shape for name, value in network.state_dict().items() if not name.startswith(HEAD)}
+    wrong = [name for name, shape in shapes.items() if getattr(weights.get(name), "shape", None) != shape]
     if wrong:
         raise AttackNotApplicableError(
             f"batch_norm: {file} holds no ResNet-50: {wrong[0]} is missing or of another shape; take torchvision's "
             "weights or a checkpoint of MoCo's"
         )
     network.fc = nn.Identity()
-    network.load_state_dict({name: weights[name] for name in wanted}, assign=True)
+    network.load_state_dict({name: weights[name] for name in shapes}, assign=True)
     return network.requires_grad_(requires_grad=False).eval()

@@ -7,7 +7,7 @@ Every image configuration of breaching 0.1.2 that an honest-but-curious server c
 - ``imprint`` and ``decepticon``: they need a server that changes the model, and text for the latter;
 - ``sanitycheck`` and ``_default_optimization_attack``: no attack, and the base of the others.
 
-What breaching expects, and gets on a copy of the model:
+breaching expects these, and gets them on a copy of the model:
 
 - gradients as a list in the order of the network's parameters, the classifier's last. That is the
   order of the timm backbone; MJP's unknown embedding is no part of it, so on an MJP upload these
@@ -31,11 +31,12 @@ import torch
 from omegaconf import OmegaConf
 from pydantic import ConfigDict, Field
 from torch import Generator, nn
+from typing_extensions import override
 
+from fedmjp.attacks.base import Attack
 from fedmjp.attacks.breaching_case import PREFIX, case_of
 from fedmjp.attacks.breaching_watch import CarriedError, Watch, listening
 from fedmjp.attacks.labels import labels_of
-from fedmjp.attacks.one_by_one import OneByOne
 from fedmjp.attacks.token_gradients import positions_refusal
 from fedmjp.config import Config
 from fedmjp.errors import AttackFailedError, ConfigError, suggestion
@@ -55,7 +56,7 @@ class BreachingOptions(Config):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     def overrides(self) -> dict[str, Any]:
-        """All of them as keys of breaching's configuration; ConfigError if one is given under both of its names."""
+        """Return all options as keys of breaching's configuration; refuse one that is given under both names."""
         changes = dict(self.model_extra or {})
         for name, key in COUNTS.items():
             value = getattr(self, name) if name in type(self).model_fields else None
@@ -76,7 +77,7 @@ class OptimisationOptions(BreachingOptions):
     )
 
 
-class BreachingAttack(OneByOne):
+class BreachingAttack(Attack):
     """One of breaching's configurations.
 
     ``config_name`` is the file in breaching's ``config/attack``; ``limitation`` what a reader must know of its scores
@@ -98,47 +99,50 @@ class BreachingAttack(OneByOne):
             _ = self.config  # a wrong key is an error now, not after hours of other attacks
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """All of the network's parameters."""
+        """Name all of the network's parameters."""
         return [PREFIX + name for name, _ in model.backbone.named_parameters()]
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs labels that are told or found in one way only."""
+        """Refuse labels that would come from two sources."""
         del model
         if "label_strategy" in self._overrides and (threat.labels_known or threat.update == "delta"):
             return "label_strategy is for unknown labels behind a gradient; leave it out"
         return None
 
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Its own limitation, and that it is naive on MJP uploads and under label smoothing."""
-        said = {
+        """Name its own limitation, and that it is naive on MJP uploads and under label smoothing."""
+        remarks = {
             self.limitation: bool(self.limitation),
             "naive: runs the network without a mask and does not use the unknown embedding's gradient": model.defended,
             "naive: its loss has no label smoothing": threat.label_smoothing > 0,
         }
-        return "; ".join(text for text, holds in said.items() if holds) or None
+        return "; ".join(text for text, holds in remarks.items() if holds) or None
 
     @functools.cached_property
     def config(self) -> Any:
-        """What breaching is configured with: its own file and the overrides, as Hydra composes them.
+        """Compose breaching's configuration from its own file and the overrides, as Hydra does.
 
         Raises:
             ConfigError: On a key that the file does not have, or a value that Hydra cannot read or breaching use.
         """
         default = _compose(self.config_name, [])
-        known = list(_keys(default))
+        valid_keys = list(_keys(default))
         for key in self._overrides:
-            if key not in known:
-                hint = suggestion(key, [*self.options_type.model_fields, *known])
+            if key not in valid_keys:
+                hint = suggestion(key, [*self.options_type.model_fields, *valid_keys])
                 raise ConfigError(f"unknown key {key!r}, {hint}")
         values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in self._overrides.items()}
         config = _compose(self.config_name, [f"{key}={value}" for key, value in values.items()])
         if self.optimises and config.attack_type not in ATTACK_TYPES:
             raise ConfigError(f"attack_type = {config.attack_type!r}: must be one of {', '.join(ATTACK_TYPES)}")
         for key in self._overrides:
-            _check_kind(key, before=OmegaConf.select(default, key), after=OmegaConf.select(config, key))
+            _check_kind(key, default=OmegaConf.select(default, key), value=OmegaConf.select(config, key))
         return config
 
-    def _one(self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: Generator) -> Reconstruction:
+    @override
+    def reconstruct(
+        self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: Generator
+    ) -> Reconstruction:
         breaching_finds_labels = self.config.attack_type == "joint-optimization" or "label_strategy" in self._overrides
         labels = None if breaching_finds_labels else labels_of(upload, model, threat)
         container = _breaching().cases.models.model_preparation.VisionContainer
@@ -151,7 +155,7 @@ class BreachingAttack(OneByOne):
                 if self.optimises:
                     watch = Watch(attacker, messages, seconds=self.options.seconds, on_progress=self.on_progress)
                 with scoped_randomness(generator.initial_seed()):
-                    made, stats = attacker.reconstruct([case.payload], [case.shared], server_secrets={})
+                    pictures, stats = attacker.reconstruct([case.payload], [case.shared], server_secrets={})
             except CarriedError as carried:
                 raise carried.args[0] from None
             except Exception as error:
@@ -159,7 +163,7 @@ class BreachingAttack(OneByOne):
                 raise AttackFailedError(f"{self.name}: breaching raised {type(error).__name__}: {text}") from error
         if watch and not math.isfinite(stats["opt_value"]):
             raise AttackFailedError(f"{self.name}: no trial came to a result; breaching says: {' '.join(messages)}")
-        images = made["data"].detach()
+        images = pictures["data"].detach()
         if not bool(torch.isfinite(images).all()):
             raise AttackFailedError(f"{self.name}: breaching's reconstruction holds NaN or infinite values")
         diagnostics = {**(watch.diagnostics if watch else {}), "seconds": time.monotonic() - start}
@@ -168,26 +172,28 @@ class BreachingAttack(OneByOne):
 
 @functools.cache
 def _breaching() -> Any:
-    """The library, imported when it is first needed: that takes seconds and warns."""
+    """Import the library at its first use: that takes seconds and warns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import breaching  # type: ignore[import-untyped]  # noqa: PLC0415 (see above)
     return breaching
 
 
-def _check_kind(key: str, *, before: Any, after: Any) -> None:
-    """What breaching has as a group of keys or a number has to stay one: it would fail from deep inside."""
-    if hasattr(before, "items") and after is not None and not hasattr(after, "items"):
-        raise ConfigError(f"{key} = {after!r}: is a group of keys; set {', '.join(f'{key}.{name}' for name in before)}")
-    if isinstance(before, int | float) and not isinstance(before, bool):
-        if not isinstance(after, int | float) or not math.isfinite(after):
-            raise ConfigError(f"{key} = {after!r}: must be a finite number")
-        if key in COUNTS.values() and after < 1:
-            raise ConfigError(f"{key} = {after!r}: must be at least 1")
+def _check_kind(key: str, *, default: Any, value: Any) -> None:
+    """Refuse a value of another kind than breaching's own, which would fail from deep inside."""
+    if hasattr(default, "items") and value is not None and not hasattr(value, "items"):
+        raise ConfigError(
+            f"{key} = {value!r}: is a group of keys; set {', '.join(f'{key}.{name}' for name in default)}"
+        )
+    if isinstance(default, int | float) and not isinstance(default, bool):
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise ConfigError(f"{key} = {value!r}: must be a finite number")
+        if key in COUNTS.values() and value < 1:
+            raise ConfigError(f"{key} = {value!r}: must be at least 1")
 
 
 def _keys(node: Any, prefix: str = "") -> Iterator[str]:
-    """Dotted names of all nodes below one of a configuration."""
+    """Yield the dotted names of all nodes below a node of a configuration."""
     for key, value in node.items():
         yield f"{prefix}{key}"
         if hasattr(value, "items"):
@@ -195,7 +201,7 @@ def _keys(node: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _compose(name: str, overrides: Sequence[str]) -> Any:
-    """A copy of a configuration: composing takes a quarter of a second, and a campaign plans the same ones again."""
+    """Compose a configuration, from a cache: a campaign plans the same ones again and again."""
     return copy.deepcopy(_composed(name, tuple(overrides)))
 
 
@@ -213,7 +219,7 @@ def _composed(name: str, overrides: tuple[str, ...]) -> Any:
 
 @contextmanager
 def _hydra_to_itself() -> Iterator[None]:
-    """Hydra's global state as if nobody had used it; an application's own is put back."""
+    """Hide an application's global state of Hydra for the while, and put it back."""
     from hydra.core.global_hydra import GlobalHydra  # noqa: PLC0415 (comes with breaching, which is imported late)
     from hydra.version import VersionBase  # noqa: PLC0415
 
@@ -328,7 +334,7 @@ class AprilAnalytic(BreachingAttack):
     optimises = False
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs a position embedding, the APRIL architecture and the gradient of a single picture."""
+        """Refuse models without positions, all but the APRIL architecture, and all but the gradient of one picture."""
         if unseen := positions_refusal(model):
             return unseen
         if not isinstance(model.backbone.blocks[0], AprilBlock):

@@ -20,8 +20,11 @@ PREFIX = "backbone."
 class Case:
     """An upload and the model that it was computed with, in breaching's terms.
 
-    ``network`` is a copy that takes normalised pictures, ``payload`` what breaching's server sends, ``shared`` what its
-    user sends, ``setup`` device and precision.
+    Attributes:
+        network: A copy that takes normalised pictures.
+        payload: The message of breaching's server.
+        shared: The message of its user.
+        setup: Device and precision.
     """
 
     network: nn.Module
@@ -40,13 +43,19 @@ def case_of(
 ) -> Case:
     """Put an upload into breaching's terms.
 
-    A delta keeps its sign: breaching's user, too, sends weights after minus weights before. ``labels`` are None where
-    breaching finds them itself; ``container`` is its own for a network.
+    A delta keeps its sign: breaching's user, too, sends weights after minus weights before.
+
+    Args:
+        upload: With all tensors of the network.
+        model: With the weights that the server had sent.
+        threat: States the recipe of local steps.
+        labels: The pictures' labels; None where breaching finds them itself.
+        container: breaching's own wrapper of a network.
     """
     device = model.mean.device
     backbone = twice_differentiable(model.backbone).eval().requires_grad_()
     network = container(backbone).eval()
-    given = None if labels is None else torch.tensor(labels, device=device)
+    known_labels = None if labels is None else torch.tensor(labels, device=device)
     facts = {
         "shape": [3, model.image_size, model.image_size],
         "mean": model.mean.flatten().tolist(),
@@ -59,7 +68,7 @@ def case_of(
         "lr": threat.local_learning_rate,
         "steps": threat.local_steps,
         "data_per_step": upload.num_examples,
-        "labels": [given] * threat.local_steps,
+        "labels": [known_labels] * threat.local_steps,
     }
     payload = {
         "parameters": [parameter.detach() for parameter in network.parameters()],
@@ -71,7 +80,7 @@ def case_of(
         "buffers": None,
         "metadata": {
             "num_data_points": upload.num_examples,
-            "labels": given,
+            "labels": known_labels,
             "local_hyperparams": None if upload.kind == "gradient" else steps,
             "data_key": "inputs",
         },

@@ -1,4 +1,4 @@
-"""What stands around a run of breaching: what it says is kept, its trials are watched.
+"""A run of breaching under observation: its messages are kept, its trials are watched.
 
 Nothing here imports breaching: an attacker is handed in, and of its methods those are replaced, on
 that one object, that hide from their caller what happened.
@@ -19,7 +19,7 @@ from fedmjp.attacks.base import Progress
 
 
 class CarriedError(BaseException):
-    """Takes an exception past breaching's except clauses; ``args[0]`` is the exception."""
+    """An exception on its way past breaching's except clauses; ``args[0]`` is the exception."""
 
 
 class _Curve(list[float]):
@@ -35,9 +35,9 @@ class _Curve(list[float]):
 
 
 class Watch:
-    """Watches the trials of one of breaching's optimisation attackers.
+    """An observer of the trials of one of breaching's optimisation attackers.
 
-    - Tells of every iteration, and ends the trials when the time is up, though not before one
+    - It reports every iteration, and ends the trials when the time is up, though not before one
       iteration is done. breaching takes a KeyboardInterrupt for the wish to go on with the best
       candidate so far, which is what is wanted there; an interrupt of the user's, and an error of
       ``on_progress``, go past it.
@@ -48,8 +48,11 @@ class Watch:
       those that are tried at the moment. Its feature regulariser gets to see the copies of the network
       that this objective makes.
 
-    The attacker, made by breaching's ``prepare_attack``, is changed. ``messages`` are what breaching says meanwhile;
-    ``seconds`` are for all trials together, from now on.
+    Args:
+        attacker: Made by breaching's ``prepare_attack``; it is changed.
+        messages: The lines that breaching prints meanwhile.
+        seconds: For all trials together, from now on; None for any.
+        on_progress: Called after every iteration.
     """
 
     def __init__(self, attacker: Any, messages: Sequence[str], *, seconds: float | None, on_progress: Progress) -> None:
@@ -68,14 +71,14 @@ class Watch:
 
     @property
     def diagnostics(self) -> dict[str, float]:
-        """The least loss of the trial that breaching chose, and how many iterations and trials were made."""
+        """Return the least loss of the trial that breaching chose, and the numbers of iterations and trials."""
         loss, iterations = min(self._curves[self._chosen]), sum(map(len, self._curves))
         return {"loss": loss, "iterations": iterations, "trials": len(self._curves)}
 
     def _tell(self, loss: float) -> None:
-        done = (len(self._curves) - 1) * self._iterations + len(self._curves[-1])
+        finished = (len(self._curves) - 1) * self._iterations + len(self._curves[-1])
         try:
-            self._on_progress(done, self._total, loss)
+            self._on_progress(finished, self._total, loss)
         except BaseException as error:
             raise CarriedError(error) from error
 
@@ -85,7 +88,7 @@ class Watch:
             raise KeyboardInterrupt
 
     def _pass_interrupts_on(self) -> None:
-        """Whenever breaching takes an interrupt, it prints so: one more than ``_stop_if_late`` raised is the user's."""
+        """Raise the user's interrupt: breaching prints a line for each, and ours are counted in ``_stops``."""
         if sum("manually" in message for message in self._messages) > self._stops:
             raise CarriedError(KeyboardInterrupt())
 
@@ -125,10 +128,13 @@ class Watch:
 
 @contextmanager
 def listening(library: str) -> Iterator[list[str]]:
-    """Keep a library off the terminal: yields what it logs or prints meanwhile; its warnings are dropped.
+    """Keep a library off the terminal: yield what it logs or prints meanwhile, and drop its warnings.
 
     Its prints are caught by their name in its own modules, because ``sys.stdout`` may belong to a
     progress display that draws from another thread.
+
+    Args:
+        library: Its top-level package.
     """
     messages: list[str] = []
 

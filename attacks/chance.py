@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from typing_extensions import override
 
 from fedmjp.attacks.base import Attack
 from fedmjp.attacks.grey import LEVEL
@@ -13,7 +14,7 @@ from fedmjp.threat import ThreatModel
 
 
 class Chance(Attack[VitClassifier, Features]):
-    """Answer with labels drawn from all classes alike, and for every picture with the features of a grey one.
+    """A guess: labels drawn from all classes alike, and for every picture the features of a grey one.
 
     Who looks a picture up by features that are the same for all of a batch finds the nearest of N pictures, the right
     one for 1 of N: the chance level of rank 1. A label is right for 1 of the classes, and for about B of them where
@@ -30,16 +31,12 @@ class Chance(Attack[VitClassifier, Features]):
     takes_sums = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """None."""
+        """Name no tensor."""
         del model
         return []
 
-    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Always applies."""
-        del model, threat
-        return None
-
-    def _reconstruct(
+    @override
+    def reconstruct_stack(
         self,
         uploads: Sequence[Upload],
         model: VitClassifier,
@@ -50,9 +47,9 @@ class Chance(Attack[VitClassifier, Features]):
         del threat
         picture = torch.full((1, 3, model.image_size, model.image_size), LEVEL, device=model.mean.device)
         with evaluated(model):
-            seen = model.features(picture.to(model.mean.dtype))
-            classes = model.logits(seen).shape[1]
-        features = seen.clone().double().cpu()
+            embedded = model.features(picture.to(model.mean.dtype))
+            classes = model.logits(embedded).shape[1]
+        features = embedded.clone().double().cpu()
         drawn = [
             torch.randint(classes, (upload.num_examples,), generator=generator)
             for upload, generator in zip(uploads, generators, strict=True)

@@ -1,4 +1,4 @@
-"""What closed forms share: one linear system per upload, solved together where systems have the same size."""
+"""The base of closed forms: one linear system per upload, solved together where systems have the same size."""
 
 from abc import abstractmethod
 from collections import defaultdict
@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp.attacks.base import Attack, Model, picture
 from fedmjp.attacks.token_gradients import (
@@ -28,16 +29,16 @@ Solution = tuple[Tensor, dict[str, float]]  # normalised patches (patches, value
 
 @dataclass(frozen=True)
 class System:
-    """``rows^T X = right`` of one upload.
+    """One upload's equations ``rows^T X = right``.
 
     Attributes:
-        seen: What the upload shows of the tokens.
+        tokens: The gradients at the tokens, as the upload shows them.
         rows: (unknown tokens, dim).
         right: (dim, values).
-        diagnostics: What can be said of it before it is solved.
+        diagnostics: Figures that are known before it is solved.
     """
 
-    seen: TokenGradients
+    tokens: TokenGradients
     rows: Tensor
     right: Tensor
     diagnostics: Mapping[str, float]
@@ -56,21 +57,17 @@ class ClosedForm(Attack[Model]):
     handled: ClassVar[frozenset[Mark]] = frozenset({"scaled"})  # a factor is on both sides of the equation
 
     def tensors(self, model: Model) -> Sequence[str]:
-        """Position-embedding (and unknown-embedding) gradient, and that of the right-hand side."""
+        """Name the gradients of position and unknown embedding, and of the right-hand side."""
         unknown = [names.UNKNOWN_EMBEDDING] if model.defended else []
         return [names.POSITION_EMBEDDING, *unknown, self.right_side]
 
     def requirement(self, model: Model, threat: ThreatModel) -> str | None:
-        """Needs the gradients at the tokens."""
+        """Refuse models whose uploads do not show the gradients at the tokens."""
         del threat
         return positions_refusal(model)
 
-    def handles(self, model: Model, threat: ThreatModel) -> frozenset[Mark]:
-        """Takes the same into account everywhere."""
-        del model, threat
-        return self.handled
-
-    def _reconstruct(
+    @override
+    def reconstruct_stack(
         self, uploads: Sequence[Upload], model: Model, threat: ThreatModel, *, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         del generators  # nothing is drawn
@@ -93,7 +90,7 @@ class ClosedForm(Attack[Model]):
 
     @abstractmethod
     def _system(self, upload: Upload, model: Model, threat: ThreatModel) -> System:
-        """The system of one upload."""
+        """Set up the equations of one upload."""
 
     @abstractmethod
     def _solve(self, systems: Sequence[System], model: Model, rounding: float) -> list[Solution]:
@@ -101,19 +98,19 @@ class ClosedForm(Attack[Model]):
 
 
 class Oracle(ClosedForm[Model]):
-    """What makes a bound of a closed form: every token's gradient, masked or not, which no server sees."""
+    """The base of bounds: a closed form that is given every token's gradient, masked or not, which no server sees."""
 
     exploits = "more than any server sees"
     role = "bound"
     options_type = Config
 
     def tensors(self, model: Model) -> Sequence[str]:
-        """All tokens' gradients, position-embedding gradient (for the mask), that of the right-hand side."""
+        """Name the gradients at all tokens, of the position embedding (for the mask), and of the right-hand side."""
         del model
         return [names.ORACLE_TOKEN_GRADIENTS, names.POSITION_EMBEDDING, self.right_side]
 
     def requirement(self, model: Model, threat: ThreatModel) -> str | None:
-        """Needs the gradient of a single picture, besides what the attack itself needs."""
+        """Refuse all but the gradient of a single picture, besides what the attack itself refuses."""
         if threat.update != "gradient" or threat.batch_size != 1:
             return "needs the gradient of a single picture: of more, the gradients at the tokens are a sum too"
         return super().requirement(model, threat)
@@ -123,5 +120,12 @@ class Oracle(ClosedForm[Model]):
 
 
 def stacked(systems: Sequence[System]) -> tuple[Tensor, Tensor]:
-    """Rows (stack, unknown tokens, dim) and right-hand sides (stack, dim, values)."""
+    """Stack equations of one size.
+
+    Args:
+        systems: With equally many unknown tokens.
+
+    Returns:
+        Rows (stack, unknown tokens, dim) and right-hand sides (stack, dim, values).
+    """
     return torch.stack([system.rows for system in systems]), torch.stack([system.right for system in systems])

@@ -1,7 +1,7 @@
-"""What the entries of a degraded tensor say of those that the client computed.
+"""Bounds that the entries of a degraded tensor set to those that the client computed.
 
-Every kind of degradation is put in one form: an entry, with normal noise on it, lies between two bounds. Of what is
-noisy or rounded alone the bounds are equal; what was pruned lies below the smallest that was kept; a quantised entry
+Every kind of degradation is put in one form: an entry, with normal noise on it, lies between two bounds. The bounds are
+equal where it is noisy or rounded alone; what was pruned lies below the smallest that was kept; a quantised entry
 lies within a step of what is sent, the nearer the likelier; a sign says on which side of zero an entry lies. Where the
 bounds are apart, they are replaced by the normal observation that has the same effect on what is believed of the entry
 so far (expectation propagation).
@@ -34,19 +34,19 @@ class Observations:
     value: Tensor
     precision: Tensor
 
-    def __add__(self, other: "Observations") -> "Observations":
-        """Both together."""
-        precision = self.precision + other.precision
-        mean = (self.precision * self.value + other.precision * other.value) / precision
+    def __add__(self, second: "Observations") -> "Observations":
+        """Combine two independent sets of observations."""
+        precision = self.precision + second.precision
+        mean = (self.precision * self.value + second.precision * second.value) / precision
         return Observations(torch.where(precision > 0, mean, self.value), precision)
 
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries of one tensor, plus normal noise, lie between bounds.
+    """Bounds between which the entries of one tensor, plus normal noise, lie.
 
     Attributes:
-        variance: Of the noise.
+        variance: The noise's variance.
         low: Lower bounds.
         high: Upper bounds; where they are the lower ones, the noisy entry itself is known.
         peaked: Whether the middle between the bounds is likelier than they are, linearly; else all is alike.
@@ -61,68 +61,87 @@ class Entries:
 
     @property
     def is_exact(self) -> bool:
-        """Whether all noisy entries are known."""
+        """Say whether all noisy entries are known."""
         return bool((self.low == self.high).all())
 
     def scaled(self, factor: float) -> "Entries":
-        """Those of the tensor times a positive factor."""
+        """Multiply the tensor by a positive factor.
+
+        Args:
+            factor: Above 0.
+        """
         magnitude = None if self.magnitude is None else self.magnitude * factor
         return Entries(self.variance * factor**2, self.low * factor, self.high * factor, self.peaked, magnitude)
 
     def part(self, first: int) -> "Entries":
-        """Without the first rows."""
+        """Leave the first rows out.
+
+        Args:
+            first: The number of rows that are left out.
+        """
         return Entries(self.variance[first:], self.low[first:], self.high[first:], self.peaked, self.magnitude)
 
     @property
     def transposed(self) -> "Entries":
-        """Of the transposed matrix."""
+        """Transpose the matrix."""
         return Entries(self.variance.mT, self.low.mT, self.high.mT, self.peaked, self.magnitude)
 
     def observed(self, mean: Tensor, variance: Tensor, last: Observations | None = None) -> Observations:
-        """Normal observations that say the same of entries of which a normal distribution is believed.
+        """Replace bounds by normal observations that have the same effect on a normal belief.
 
         Args:
-            mean: Of the belief.
-            variance: Of the belief.
+            mean: The belief's mean, like the entries.
+            variance: The belief's variance.
             last: Observations of this tensor that the belief rests on already; None if on none.
         """
         tiny = torch.finfo(mean.dtype).tiny
         value, precision = self.low.clone(), 1 / self.variance.clamp(min=tiny)
-        apart = self.low < self.high
-        if not apart.any():
+        bounded = self.low < self.high
+        if not bounded.any():
             return Observations(value, precision)
-        mean, variance = mean[apart], variance[apart].clamp(min=tiny)
+        mean, variance = mean[bounded], variance[bounded].clamp(min=tiny)
         if last is not None:
-            mean, variance = _without(mean, variance, last.value[apart], last.precision[apart])
-        wide = variance + self.variance[apart]
-        inside, spread = _moments(mean, wide.sqrt(), self.low[apart], self.high[apart], peaked=self.peaked)
+            mean, variance = _without(mean, variance, last.value[bounded], last.precision[bounded])
+        wide = variance + self.variance[bounded]
+        inside, spread = _moments(mean, wide.sqrt(), self.low[bounded], self.high[bounded], peaked=self.peaked)
         gained = 1 / spread - 1 / wide
         some = gained > LEAST / wide
         gained = torch.where(some, gained, 1.0)
-        told = torch.where(some, (inside / spread - mean / wide) / gained, mean)
-        precise = torch.where(some, 1 / (1 / gained + self.variance[apart]), 0.0)
+        center = torch.where(some, (inside / spread - mean / wide) / gained, mean)
+        precise = torch.where(some, 1 / (1 / gained + self.variance[bounded]), 0.0)
         if last is not None:
-            before = Observations(last.value[apart], KEPT * last.precision[apart])
-            both = before + Observations(told, (1 - KEPT) * precise)
-            told, precise = both.value, both.precision
-        value[apart], precision[apart] = told, precise
+            damped = Observations(last.value[bounded], KEPT * last.precision[bounded])
+            both = damped + Observations(center, (1 - KEPT) * precise)
+            center, precise = both.value, both.precision
+        value[bounded], precision[bounded] = center, precise
         return Observations(value, precision)
 
 
 def coarse(threat: ThreatModel) -> list[Defence]:
-    """Defences that leave bounds instead of entries."""
-    return [defence for defence in threat.pipeline.made if COARSE & defence.marks]
+    """List the defences that leave bounds instead of entries.
+
+    Args:
+        threat: States the defences.
+    """
+    return [defence for defence in threat.pipeline.defences if COARSE & defence.marks]
 
 
 def unread(threat: ThreatModel) -> str | None:
-    """Why what was done to entries cannot be put as bounds; None if it can."""
-    made, several = threat.pipeline.made, coarse(threat)
-    if len(several) > 1:
-        return f"{several[0].name} and {several[1].name} together leave no bounds that can be read off"
-    for defence in several:
+    """Say why the effect of the defences on entries cannot be put as bounds.
+
+    Args:
+        threat: States the defences.
+
+    Returns:
+        The reason; None if bounds describe it.
+    """
+    defences, bounding = threat.pipeline.defences, coarse(threat)
+    if len(bounding) > 1:
+        return f"{bounding[0].name} and {bounding[1].name} together leave no bounds that can be read off"
+    for defence in bounding:
         if "noisy" in defence.marks and not isinstance(defence, Quantise):
             return f"how {defence.name} rounds is not known"
-        for later in made[made.index(defence) + 1 :]:
+        for later in defences[defences.index(defence) + 1 :]:
             if "noisy" in later.marks:
                 return f"{later.name} hides the bounds that {defence.name} leaves"
     if threat.pipeline.by_example and threat.update == "delta":
@@ -131,25 +150,33 @@ def unread(threat: ThreatModel) -> str | None:
 
 
 def step_of(uploaded: Tensor, threat: ThreatModel) -> float:
-    """Between two levels that entries of an uploaded tensor were rounded to at random; 0 of other pipelines."""
+    """Return the distance between two levels that entries were rounded to at random; 0 under other defences.
+
+    Args:
+        uploaded: One tensor of an upload.
+        threat: States the defences.
+    """
     if unread(threat) is not None:
         return 0.0
-    return sum(float(uploaded.abs().max()) / each.levels for each in coarse(threat) if isinstance(each, Quantise))
+    return sum(
+        float(uploaded.abs().max()) / defence.levels for defence in coarse(threat) if isinstance(defence, Quantise)
+    )
 
 
 def read_entries(uploaded: Tensor, threat: ThreatModel, averaged: int = 1) -> Entries:
-    """What an uploaded tensor says of the client's, in float64; what ``unread`` names is taken for noise.
+    """Read what an uploaded tensor says of the client's, in float64; what ``unread`` names is taken for noise.
 
     Args:
-        uploaded: Of one upload, or the mean of several that differ in noise and random rounding alone.
-        threat: What was done to the entries.
-        averaged: Of how many it is the mean. Noise is smaller by their root; rounding is not, as it may be the same.
+        uploaded: A tensor of one upload, or the mean of several that differ in noise and random rounding alone.
+        threat: States what was done to the entries.
+        averaged: The number of uploads behind the mean. Noise is smaller by its root; rounding is not, as it may be the
+            same.
     """
     tensor = uploaded.double()
     rounding = max(threat.rounding, torch.finfo(uploaded.dtype).eps / 2)
     bounds = coarse(threat) if unread(threat) is None else []
     step = step_of(uploaded, threat)
-    noisy = [defence.noise_on(uploaded) for defence in threat.pipeline.made if defence not in bounds]
+    noisy = [defence.noise_on(uploaded) for defence in threat.pipeline.defences if defence not in bounds]
     variance = (rounding * tensor).square() / 3 + sum(deviation**2 for deviation in noisy) / averaged
     sent = tensor.abs()
     if not bounds or not sent.any():
@@ -170,15 +197,15 @@ def read_entries(uploaded: Tensor, threat: ThreatModel, averaged: int = 1) -> En
 
 
 def _without(mean: Tensor, variance: Tensor, value: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-    """A belief before an observation that it rests on, as far as it rests on others, too."""
-    left = 1 / variance - precision
-    some = left > CERTAIN / variance
-    left = torch.where(some, left, 1 / variance)
-    return torch.where(some, (mean / variance - precision * value) / left, mean), 1 / left
+    """Take an observation out of a belief, as far as the belief rests on others, too."""
+    precision_left = 1 / variance - precision
+    some = precision_left > CERTAIN / variance
+    precision_left = torch.where(some, precision_left, 1 / variance)
+    return torch.where(some, (mean / variance - precision * value) / precision_left, mean), 1 / precision_left
 
 
 def _moments(mean: Tensor, deviation: Tensor, low: Tensor, high: Tensor, *, peaked: bool) -> tuple[Tensor, Tensor]:
-    """Mean and variance of normal variables between bounds, by quadrature where they have their mass."""
+    """Compute mean and variance of normal variables between bounds, by quadrature where they have their mass."""
     nearest = torch.minimum(torch.maximum(mean, low), high)
     away = (nearest - mean).abs()
     # Beyond a bound the density falls off the faster the farther its mean is.
@@ -202,6 +229,6 @@ def _moments(mean: Tensor, deviation: Tensor, low: Tensor, high: Tensor, *, peak
 
 @lru_cache(maxsize=1)
 def _nodes() -> tuple[list[float], list[float]]:
-    """Places in [-1, 1] and weights of Gauss and Legendre's quadrature."""
+    """Return places in [-1, 1] and weights of Gauss-Legendre quadrature."""
     places, weights = np.polynomial.legendre.leggauss(NODES)
     return places.tolist(), weights.tolist()

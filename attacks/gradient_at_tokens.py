@@ -29,10 +29,13 @@ NOTHING: Layers = {}
 
 
 def is_plain(backbone: nn.Module) -> bool:
-    """Whether the network is made of the parts that are written out here.
+    """Say whether the network is made of the parts that are written out here.
 
-    That is: a class token that alone is classified, position embeddings added before pre-norm blocks of attention and
-    an MLP with exact GELU, layer norms with scale and shift, nothing drawn at random.
+    These are a class token that alone is classified, position embeddings added before pre-norm blocks of attention and
+    an MLP with exact GELU, and layer norms with scale and shift. Nothing is drawn at random.
+
+    Args:
+        backbone: A network, in evaluation mode if it is to be plain.
     """
     if not isinstance(backbone, VisionTransformer) or backbone.training or backbone.global_pool != "token":
         return False
@@ -60,7 +63,7 @@ def _is_plain_block(block: Any) -> bool:
     absent = (block.ls1, block.ls2, attention.q_norm, attention.k_norm, attention.norm, attention.attn_drop, mlp.norm)
     linear = (attention.qkv, attention.proj, mlp.fc1, mlp.fc2)
     exact = isinstance(mlp.act, nn.GELU) and mlp.act.approximate == "none" and attention.gate is None
-    whole = all(isinstance(each, nn.Linear) and each.bias is not None for each in linear)
+    whole = all(isinstance(layer, nn.Linear) and layer.bias is not None for layer in linear)
     idle = all(_is_idle(module) for module in absent)
     return exact and whole and idle and _is_norm(block.norm1) and _is_norm(block.norm2)
 
@@ -74,7 +77,11 @@ def _is_idle(module: Any) -> bool:
 
 
 class PlainTransformer:
-    """A network for which ``is_plain`` holds, without its embedding; its weights are copied."""
+    """A network for which ``is_plain`` holds, without its embedding; its weights are copied.
+
+    Args:
+        backbone: A vision transformer of timm's.
+    """
 
     def __init__(self, backbone: Any) -> None:
         last = len(backbone.blocks) - 1
@@ -85,7 +92,7 @@ class PlainTransformer:
         self._eps, self._affine = backbone.norm.eps, _affine(backbone.norm)
 
     def gradient(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient at the tokens of a cross-entropy that is multiplied by a constant; differentiable once.
+        """Compute the gradient at the tokens of a cross-entropy times a constant; differentiable once.
 
         Args:
             tokens: (candidates, batch, tokens, dim), what enters the first block.
@@ -95,11 +102,16 @@ class PlainTransformer:
             The gradient of each candidate's mean over its batch, times the candidate's constant, like ``tokens``; and
             the constants (candidates,): one over the norm of the cross-entropies' gradients at the logits.
         """
-        made: tuple[Tensor, Tensor] = _Gradient.apply(tokens, targets, self)
-        return made
+        gradients: tuple[Tensor, Tensor] = _Gradient.apply(tokens, targets, self)
+        return gradients
 
     def run(self, tokens: Tensor, *, keeps: bool = False) -> "Run":
-        """Forward, (pictures, tokens, dim), with what ``Run.layers`` tells if wanted."""
+        """Run forward through the network.
+
+        Args:
+            tokens: (pictures, tokens, dim), what enters the first block.
+            keeps: Whether ``Run.layers`` will be asked for.
+        """
         parts = []
         for place, block in enumerate(self._blocks):
             parts.append(_BlockRun(block, tokens, f"blocks.{place}", keeps=keeps))
@@ -117,8 +129,8 @@ class _Gradient(torch.autograd.Function):
         ctx.weights = (scale / tokens.shape[1]).repeat_interleave(tokens.shape[1])[:, None]
         ctx.probabilities = probabilities
         ctx.mark_non_differentiable(scale)
-        made = ctx.run.back(ctx.weights * slopes.view_as(probabilities))
-        return made.view_as(tokens), scale
+        slope = ctx.run.back(ctx.weights * slopes.view_as(probabilities))
+        return slope.view_as(tokens), scale
 
     @staticmethod
     @once_differentiable
@@ -138,7 +150,14 @@ class Run:
         self.logits = torch.addmm(bias, norm.result, head.T)
 
     def back(self, slope: Tensor) -> Tensor:
-        """From a slope at the logits to the one at the tokens."""
+        """Propagate a slope at the logits back to the tokens.
+
+        Args:
+            slope: (pictures, classes).
+
+        Returns:
+            (pictures, tokens, dim).
+        """
         self._seen = torch.addcmul(self._affine[1], self._norm.result, self._affine[0]), slope
         slope = self._norm.back(slope @ self._head)[:, None]
         for part in reversed(self._parts):
@@ -146,16 +165,23 @@ class Run:
         return slope
 
     def push(self, direction: Tensor, added: Layers = NOTHING) -> Tensor:
-        """How the logits change with the tokens, and with what is added to what comes out of layers."""
+        """Compute the change of the logits with the tokens and with additions to the outputs of layers.
+
+        Args:
+            direction: Change of the tokens, (pictures, tokens, dim).
+            added: Additions by layer; the second of each pair is used.
+        """
         for part in self._parts:
             direction = part.push(direction, added)
         self._pushed = self._norm.push(direction[:, 0])
         return _more(self._pushed @ self._head.T, added, HEAD, 1)
 
     def pull(self, change: Tensor, added: Layers = NOTHING) -> Tensor:
-        """How what ``back`` gave changes in the direction of ``push``, where its slope changes so.
+        """Compute the change of the result of ``back`` in the direction of ``push``.
 
-        Slopes may be added at what goes into layers.
+        Args:
+            change: Change of the slope at the logits, (pictures, classes).
+            added: Additions to the slopes at the inputs of layers; the first of each pair is used.
         """
         self._seen = self._pushed * self._affine[0], change
         slope = self._norm.pull(_more(change @ self._head, added, HEAD, 0, self._affine[0]))[:, None]
@@ -164,15 +190,15 @@ class Run:
         return slope
 
     def layers(self) -> Layers:
-        """Of linear layers, as ``back`` or ``pull`` was the last: what there is, or how it changes."""
-        found = {HEAD: (self._seen[0][:, None], self._seen[1][:, None])}
+        """Return inputs and slopes of linear layers as the last ``back`` left them, or their changes after ``pull``."""
+        pairs = {HEAD: (self._seen[0][:, None], self._seen[1][:, None])}
         for part in self._parts:
-            found |= part.layers()
-        return found
+            pairs |= part.layers()
+        return pairs
 
 
 class _Weights:
-    """Of a block. ``reads``: how many of its results anybody reads, from the first; None for all."""
+    """The weights of a block, of whose results the first ``reads`` are read; all if that is None."""
 
     def __init__(self, block: Any, *, reads: int | None) -> None:
         self.reads, self.heads, self.eps = reads, block.attn.num_heads, (block.norm1.eps, block.norm2.eps)
@@ -187,7 +213,7 @@ class _Weights:
 
 
 def _more(values: Tensor, added: Layers, name: str, which: int, scale: Tensor | None = None) -> Tensor:
-    """Values, and what is added of a layer, if anything."""
+    """Add what ``added`` holds for a layer, if anything."""
     if name not in added:
         return values
     more = added[name][which].reshape(values.shape)
@@ -195,12 +221,12 @@ def _more(values: Tensor, added: Layers, name: str, which: int, scale: Tensor | 
 
 
 def _affine(norm: Any) -> tuple[Tensor, Tensor]:
-    """Scale and shift."""
+    """Return scale and shift of a norm."""
     return norm.weight.detach(), norm.bias.detach()
 
 
 def _after_norm(norm: Any, layer: Any) -> tuple[Tensor, Tensor]:
-    """Weight and bias of both together, for normalised values."""
+    """Merge norm and layer into weight and bias for normalised values."""
     weight = layer.weight.detach()
     return weight * norm.weight.detach(), torch.addmv(layer.bias.detach(), weight, norm.bias.detach())
 
@@ -211,18 +237,18 @@ class _BlockRun:
         self._names = tuple(f"{name}.{layer}" for layer in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"))
         w = weights
         self._read, self._unread = slice(w.reads), tokens.shape[1] - (w.reads or tokens.shape[1])
-        before = _Norm(tokens, w.eps[0])
-        self._attention = _Attention(F.linear(before.result, w.qkv, w.qkv_bias), w.heads, self._read)
+        norm1 = _Norm(tokens, w.eps[0])
+        self._attention = _Attention(F.linear(norm1.result, w.qkv, w.qkv_bias), w.heads, self._read)
         between = F.linear(self._attention.result, w.mixed, w.mixed_bias).add_(tokens[:, self._read])
-        after = _Norm(between, w.eps[1])
-        self._gelu = _Gelu(F.linear(after.result, w.wide, w.wide_bias))
+        norm2 = _Norm(between, w.eps[1])
+        self._gelu = _Gelu(F.linear(norm2.result, w.wide, w.wide_bias))
         self.result = F.linear(self._gelu.result, w.narrow, w.narrow_bias).add_(between)
-        self._norms = before, after
+        self._norms = norm1, norm2
 
     def back(self, slope: Tensor) -> Tensor:
-        w, (before, after) = self._weights, self._norms
+        w, (norm1, norm2) = self._weights, self._norms
         inner = self._gelu.back(slope @ w.narrow)
-        between = after.back(inner @ w.wide) + slope
+        between = norm2.back(inner @ w.wide) + slope
         entering = self._attention.back(between @ w.mixed)
         if self._keeps:
             first, second = (
@@ -231,32 +257,32 @@ class _BlockRun:
             )
             self._inputs = first, self._attention.result, second, self._gelu.result
             self._slopes = entering, between, inner, slope
-        return before.back(entering @ w.qkv) + self._padded(between)
+        return norm1.back(entering @ w.qkv) + self._padded(between)
 
     def push(self, direction: Tensor, added: Layers) -> Tensor:
-        w, (before, after), (qkv, proj, fc1, fc2) = self._weights, self._norms, self._names
-        first = before.push(direction)
+        w, (norm1, norm2), (qkv, proj, fc1, fc2) = self._weights, self._norms, self._names
+        first = norm1.push(direction)
         mixed = self._attention.push(_more(F.linear(first, w.qkv), added, qkv, 1, w.query_scale))
         between = _more(F.linear(mixed, w.mixed), added, proj, 1).add_(direction[:, self._read])
-        second = after.push(between)
+        second = norm2.push(between)
         inner = self._gelu.push(_more(F.linear(second, w.wide), added, fc1, 1))
         if self._keeps:
             self._inputs = first * w.affine[0][0], mixed, second * w.affine[1][0], inner
         return _more(F.linear(inner, w.narrow), added, fc2, 1).add_(between)
 
     def pull(self, change: Tensor, added: Layers) -> Tensor:
-        w, (before, after), (qkv, proj, fc1, fc2) = self._weights, self._norms, self._names
+        w, (norm1, norm2), (qkv, proj, fc1, fc2) = self._weights, self._norms, self._names
         inner = self._gelu.pull(_more(change @ w.narrow, added, fc2, 0))
-        between = after.pull(_more(inner @ w.wide, added, fc1, 0, w.affine[1][0])).add_(change)
+        between = norm2.pull(_more(inner @ w.wide, added, fc1, 0, w.affine[1][0])).add_(change)
         entering = self._attention.pull(_more(between @ w.mixed, added, proj, 0))
         if self._keeps:
             self._slopes = entering, between, inner, change
-        slope = before.pull(_more(entering @ w.qkv, added, qkv, 0, w.affine[0][0]))
+        slope = norm1.pull(_more(entering @ w.qkv, added, qkv, 0, w.affine[0][0]))
         return slope.add_(self._padded(between))
 
     def layers(self) -> Layers:
-        entering, *others = self._slopes
-        slopes = entering * self._weights.query_scale, *others
+        entering, *later = self._slopes
+        slopes = entering * self._weights.query_scale, *later
         return dict(zip(self._names, zip(self._inputs, slopes, strict=True), strict=True))
 
     def _padded(self, values: Tensor) -> Tensor:
@@ -264,7 +290,7 @@ class _BlockRun:
 
 
 class _Norm:
-    """Layer norm without scale and shift.
+    """A layer norm without scale and shift.
 
     Its derivative J = r (1 - 1 1^T / n - y y^T / n), with results y and r one over the spread, is symmetric. That of
     s^T J g by the values is -r (mean(s J g) y + mean(g y) J s + mean(s y) J g).
@@ -283,7 +309,7 @@ class _Norm:
         self._pushed = self._derivative(direction)
         rate = self._rate / -direction.shape[-1]
         products = (direction, self._back), (self._slope, self.result), (direction, self.result)
-        factors = [torch.linalg.vecdot(left, right)[..., None].mul_(rate) for left, right in products]
+        factors = [torch.linalg.vecdot(first, second)[..., None].mul_(rate) for first, second in products]
         self._bent = (self.result * factors[0]).addcmul_(self._pushed, factors[1]).addcmul_(self._back, factors[2])
         return self._pushed
 
@@ -291,15 +317,15 @@ class _Norm:
         return self._derivative(change).add_(self._bent)
 
     def _derivative(self, slope: Tensor) -> Tensor:
-        shape, wanted = slope.shape[-1:], [True, False, False]
-        made: Tensor = NORM_BACKWARD(
-            slope.contiguous(), self._values, shape, self._mean, self._rate, None, None, wanted
+        shape, outputs = slope.shape[-1:], [True, False, False]
+        derivative: Tensor = NORM_BACKWARD(
+            slope.contiguous(), self._values, shape, self._mean, self._rate, None, None, outputs
         )[0]
-        return made
+        return derivative
 
 
 class _Gelu:
-    """x times the normal distribution's Phi(x); the second derivative is its density times 2 - x^2."""
+    """The activation x times the normal distribution's Phi(x); its second derivative is the density times 2 - x^2."""
 
     def __init__(self, values: Tensor) -> None:
         self._values, self.result = values, F.gelu(values)
@@ -310,7 +336,7 @@ class _Gelu:
         return slope * self._rate
 
     def push(self, direction: Tensor) -> Tensor:
-        """The direction is used up."""
+        """Push a direction forward; its memory is used up."""
         square = self._values * self._values
         density = (square * -0.5).sub_(log(2 * pi) / 2).exp_()
         self._bent: Tensor = torch.sub(2, square, out=square).mul_(density).mul_(self._slope).mul_(direction)
@@ -356,8 +382,8 @@ class _Attention:
         )
 
     def _through_softmax(self, slope: Tensor) -> Tensor:
-        made: Tensor = SOFTMAX_BACKWARD(slope, self._weights, -1, slope.dtype)
-        return made
+        scores: Tensor = SOFTMAX_BACKWARD(slope, self._weights, -1, slope.dtype)
+        return scores
 
     def _split(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = self._apart(values, 3)
@@ -368,12 +394,12 @@ class _Attention:
         return self._together([F.pad(query, (0, 0, 0, unread)) if unread else query, key, value])
 
     def _apart(self, values: Tensor, count: int) -> Tensor:
-        """(pictures, tokens, count * dim) to (count, pictures * heads, tokens, dim of a head)."""
+        """Split (pictures, tokens, count * dim) into (count, pictures * heads, tokens, dim of a head)."""
         pictures, tokens, _ = values.shape
         parts = values.view(pictures, tokens, count, self._heads, -1).permute(2, 0, 3, 1, 4)
         return parts.reshape(count, pictures * self._heads, tokens, -1)
 
     def _together(self, parts: list[Tensor]) -> Tensor:
-        """Back again."""
+        """Join heads and parts again, the inverse of ``_apart``."""
         rows = [part.view(-1, self._heads, *part.shape[1:]).transpose(1, 2) for part in parts]
         return torch.stack(rows, dim=2).flatten(2)

@@ -1,4 +1,4 @@
-"""What attacks share that search for pictures whose update agrees with the one that was uploaded."""
+"""The base of attacks that search for pictures whose update agrees with the uploaded one."""
 
 import math
 import time
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
+from typing_extensions import override
 
 from fedmjp.arithmetic import computing
 from fedmjp.attacks.base import Attack
@@ -27,8 +28,8 @@ from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
 
-class Found(NamedTuple):
-    """What a search ends with: one iterate of each candidate.
+class GradientSearchResult(NamedTuple):
+    """The result of a search: one iterate of each candidate.
 
     Attributes:
         images: (candidates, batch, 3, size, size) in [0, 1].
@@ -42,13 +43,15 @@ class Found(NamedTuple):
 
 
 OnStep = Callable[[int, Tensor], None]  # called after every evaluation with their number and the losses so far
-Searcher = Callable[[Sequence[Job], float | None, OnStep], Found]  # of some jobs, in so many seconds if not None
+Searcher = Callable[
+    [Sequence[Job], float | None, OnStep], GradientSearchResult
+]  # of some jobs, in so many seconds if not None
 
 
 class GradientSearch(Attack):
-    """Base of these attacks: which uploads they take, labels and masks, restarts, and what is kept of them.
+    """The base of searches for pictures with the uploaded gradients: labels, masks and restarts.
 
-    A delta of one step is a gradient; of several, the steps are simulated and differentiated through. Of a batch,
+    A delta of one step is a gradient; of several, the steps are simulated and differentiated through. In a batch,
     candidate i is given label i of the sorted labels; a reconstruction is unordered in any case. On an MJP upload of
     one picture the mask is read, and the candidate is run with it: what is searched is then the shuffled picture.
     Masks of a batch cannot be told apart, and some defences hide the mask for good: candidates are then run without.
@@ -61,38 +64,38 @@ class GradientSearch(Attack):
 
     @abstractmethod
     def _matched(self, model: VitClassifier) -> list[str]:
-        """Names of the tensors that are to be compared."""
+        """Name the tensors that are compared."""
 
     @abstractmethod
     def _starts(self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: Generator) -> list[Tensor]:
-        """Where each restart begins, (batch, 3, size, size)."""
+        """Make the start of each restart, (batch, 3, size, size)."""
 
     @abstractmethod
     def _searcher(self, model: VitClassifier, comparison: Comparison) -> Searcher:
-        """Make what is run on the jobs."""
+        """Return the function that runs jobs."""
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """Takes masks into account where it reads them off the upload of one picture and runs the network with them.
+        """Name masks where it reads them off the upload of one picture and runs the network with them.
 
         The picture that it finds is shuffled. Its distance takes noise and rounding for gradients of the picture.
         """
         return frozenset({"masked"}) if self._reads_mask(model, threat) else frozenset()
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """What is matched, and what mask and labels are read from."""
+        """Name the tensors that are matched, and those that state mask and labels."""
         needed = [*self._matched(model), names.HEAD_BIAS]
         if model.defended and self.options.mask == "read":
             needed.append(names.POSITION_EMBEDDING)
         return list(dict.fromkeys(needed))
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs tensors that the model has."""
+        """Refuse tensors that the model lacks or that cannot be matched."""
         if not model.has_positions:
             return positions_refusal(model)
-        known = dict(model.named_parameters())
+        parameters = dict(model.named_parameters())
         for name in self._matched(model):
-            if name not in known:
-                return f"the model has no tensor {name!r}, {suggestion(name, known)}"
+            if name not in parameters:
+                return f"the model has no tensor {name!r}, {suggestion(name, parameters)}"
         if not self._used(model, threat):
             return "there is nothing to match: without a mask, no gradient reaches the unknown embedding"
         if alien := unmatchable(model, self._matched(model)):
@@ -100,21 +103,22 @@ class GradientSearch(Attack):
         return None
 
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Without masks where a defended model's cannot be read."""
+        """Warn where a defended model's mask cannot be read."""
         if model.defended and not self._reads_mask(model, threat):
             return "naive: runs the network without a mask and does not use the unknown embedding's gradient"
         return None
 
     def _reads_mask(self, model: VitClassifier, threat: ThreatModel) -> bool:
-        wanted = model.defended and self.options.mask == "read" and threat.batch_size == 1
-        return wanted and mask_refusal(model, threat) is None
+        meant = model.defended and self.options.mask == "read" and threat.batch_size == 1
+        return meant and mask_refusal(model, threat) is None
 
     def _used(self, model: VitClassifier, threat: ThreatModel) -> list[str]:
-        """Those that are matched: without a mask no gradient reaches the unknown embedding."""
+        """Name the tensors that are matched after all: without a mask no gradient reaches the unknown embedding."""
         idle = set() if self._reads_mask(model, threat) else {names.UNKNOWN_EMBEDDING}
         return [name for name in self._matched(model) if name not in idle]
 
-    def _reconstruct(
+    @override
+    def reconstruct_stack(
         self, uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel, *, generators: Sequence[Generator]
     ) -> list[Reconstruction]:
         started = time.monotonic()
@@ -125,12 +129,12 @@ class GradientSearch(Attack):
         run = self._searcher(model, self._comparison(model, threat))
         finished: list[tuple[Tensor, float, int]] = []  # of each job: pictures, loss, iterations
         for number, chunk in enumerate(chunks):
-            left = None
+            seconds_left = None
             if self.options.seconds is not None:
-                left = self.options.seconds * len(uploads) - (time.monotonic() - started)
-                left /= len(chunks) - number
+                seconds_left = self.options.seconds * len(uploads) - (time.monotonic() - started)
+                seconds_left /= len(chunks) - number
             with computing(self.options.arithmetic, model.mean.device):
-                result = run(chunk, left, partial(self._report, number, len(chunks)))
+                result = run(chunk, seconds_left, partial(self._report, number, len(chunks)))
             finished += zip(result.images, result.losses.tolist(), repeat(result.iterations))
         seconds, restarts = time.monotonic() - started, self.options.restarts
         of_each = [finished[first : first + restarts] for first in range(0, len(finished), restarts)]
@@ -164,12 +168,12 @@ class GradientSearch(Attack):
             )
         return PerCandidateGradients(model, used, label_smoothing=threat.label_smoothing)
 
-    def _report(self, number: int, chunks: int, done: int, losses: Tensor) -> None:
+    def _report(self, number: int, chunks: int, evaluations: int, losses: Tensor) -> None:
         iterations = self.options.iterations
-        self.on_progress(number * iterations + done, chunks * iterations, float(losses.mean()))
+        self.on_progress(number * iterations + evaluations, chunks * iterations, float(losses.mean()))
 
     def _best(self, searches: Sequence[tuple[Tensor, float, int]], seconds: float) -> Reconstruction:
-        """What the best of an upload's searches came to."""
+        """Return the best of an upload's searches."""
         images, loss, iterations = min(searches, key=itemgetter(1))
         if loss == math.inf:
             raise AttackFailedError(f"{self.name}: every search diverged; take a smaller step_size")
@@ -178,9 +182,16 @@ class GradientSearch(Attack):
         return Reconstruction(images.cpu(), diagnostics)
 
 
-def share_used(done: int, iterations: int, started: float, seconds: float | None) -> float:
-    """Share of a budget that is used after so many evaluations: of iterations, or of seconds where that is more."""
-    used = done / iterations
+def share_used(evaluations: int, iterations: int, started: float, seconds: float | None) -> float:
+    """Return the used share of a budget of iterations, or of seconds where that is more.
+
+    Args:
+        evaluations: Evaluations so far.
+        iterations: Evaluations that are allowed.
+        started: Value of ``time.monotonic()`` at the start.
+        seconds: Seconds that are allowed; None for any.
+    """
+    used = evaluations / iterations
     if seconds is None:
         return used
     return max(used, (time.monotonic() - started) / seconds) if seconds > 0 else 1.0

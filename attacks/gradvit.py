@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from fedmjp.attacks.batch_norm_prior import batch_norm_prior, file_refusal
-from fedmjp.attacks.gradient_search import Found, GradientSearch, OnStep, Searcher, share_used
+from fedmjp.attacks.gradient_search import GradientSearch, GradientSearchResult, OnStep, Searcher, share_used
 from fedmjp.attacks.matching_gradients import Candidates, Comparison
 from fedmjp.attacks.matching_loss import Job, SearchOptions, patch_seams
 from fedmjp.models.classifier import VitClassifier
@@ -78,7 +78,7 @@ class GradVit(GradientSearch):
     options_type = GradVitOptions
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs the file of weights, if one is named."""
+        """Refuse a file of weights that is missing or another than the options name."""
         if self.options.batch_norm is not None:
             refusal = file_refusal(self.options.batch_norm, self.options.batch_norm_sha256)
             if refusal:
@@ -86,10 +86,10 @@ class GradVit(GradientSearch):
         return super().requirement(model, threat)
 
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Without a prior, and what holds of every search."""
+        """Name a missing batch-norm prior, and what holds of every search."""
         alone = "gradvit without its batch-norm prior: no weights were given (batch_norm=FILE)"
-        said = [None if self.options.batch_norm else alone, super().caveat(model, threat)]
-        return "; ".join(remark for remark in said if remark) or None
+        remarks = [None if self.options.batch_norm else alone, super().caveat(model, threat)]
+        return "; ".join(remark for remark in remarks if remark) or None
 
     def _matched(self, model: VitClassifier) -> list[str]:
         return [name for name, _ in model.named_parameters()]
@@ -103,8 +103,8 @@ class GradVit(GradientSearch):
         file, sha256 = self.options.batch_norm, self.options.batch_norm_sha256
         prior = batch_norm_prior(file, sha256, model.mean.device) if file else None
 
-        def run(jobs: Sequence[Job], seconds: float | None, on_step: OnStep) -> Found:
-            inputs, losses, done = descend(
+        def run(jobs: Sequence[Job], seconds: float | None, on_step: OnStep) -> GradientSearchResult:
+            inputs, losses, evaluations = descend(
                 torch.stack([job.start for job in jobs]),
                 GradVitLoss(self.options, model, comparison, jobs, prior),
                 iterations=self.options.iterations,
@@ -112,13 +112,21 @@ class GradVit(GradientSearch):
                 step_size=self.options.step_size,
                 on_step=on_step,
             )
-            return Found(model.denormalise(inputs), losses, done)
+            return GradientSearchResult(model.denormalise(inputs), losses, evaluations)
 
         return run
 
 
 class GradVitLoss:
-    """The loss of the candidates of some jobs, one each. ``prior`` takes pictures in [0, 1] and may be None."""
+    """The loss of the candidates of some jobs, one candidate for each.
+
+    Args:
+        options: Weights of the terms.
+        model: States sizes and normalisation.
+        comparison: Computes candidates' gradients.
+        jobs: Their targets, labels and masks.
+        prior: Takes pictures in [0, 1]; None without one.
+    """
 
     def __init__(
         self,
@@ -137,7 +145,7 @@ class GradVitLoss:
         self._squares, self._sizes = _sizes(self._targets)
 
     def __call__(self, inputs: Tensor, used: float) -> Tensor:
-        """Of normalised candidates (candidates, batch, 3, size, size), when such a share of the budget is used."""
+        """Compute the loss of normalised candidates at this used share of the budget, (candidates,)."""
         images = inputs * self._model.std + self._model.mean
         late = used > HALF
         weight = self._options.gradient_weight / 2 if late else self._options.gradient_weight
@@ -151,7 +159,11 @@ class GradVitLoss:
         return total
 
     def distance(self, images: Tensor) -> Tensor:
-        """Sum over tensors of the mean squared difference of gradients, (candidates,), of pictures in [0, 1]."""
+        """Sum the mean squared differences of all gradients, (candidates,).
+
+        Args:
+            images: (candidates, batch, 3, size, size) in [0, 1].
+        """
         agreement = self._comparison.agreement(Candidates(images, self._labels, self._mask), self._targets)
         # The targets were divided by their norm, the candidates' gradients multiplied with a scale.
         ratio = (1 / (agreement.scale.double() * self._norms))[:, None]
@@ -161,12 +173,21 @@ class GradVitLoss:
 
 
 def seams(inputs: Tensor, patch_size: int) -> Tensor:
-    """Sum over the lines between rows, and between columns, of patches of the mean squared jump, (candidates,)."""
+    """Sum the mean squared jumps over the lines between rows and between columns of patches, (candidates,).
+
+    Args:
+        inputs: (candidates, batch, 3, size, size), normalised.
+        patch_size: Pixels per side of a patch.
+    """
     return (inputs.shape[-1] // patch_size - 1) * patch_seams(inputs, patch_size)
 
 
 def smoothness(inputs: Tensor) -> Tensor:
-    """Twice the mean squared differences of neighbouring pixels, down plus across, plus the L2 norm, (candidates,)."""
+    """Add twice the mean squared differences of neighbouring pixels, down plus across, to the L2 norm, (candidates,).
+
+    Args:
+        inputs: (candidates, batch, 3, size, size), normalised.
+    """
     down = inputs.diff(dim=-2).square().flatten(1).mean(dim=1)
     across = inputs.diff(dim=-1).square().flatten(1).mean(dim=1)
     smooth: Tensor = 2 * (down + across) + inputs.flatten(1).norm(dim=1)
@@ -197,24 +218,24 @@ def descend(
     """
     inputs = start.clone()
     optimiser = torch.optim.Adam([inputs], lr=step_size)
-    started, done = time.monotonic(), 0
+    started, evaluations = time.monotonic(), 0
     while True:
-        used = share_used(done, iterations, started, seconds)
+        used = share_used(evaluations, iterations, started, seconds)
         leaf = inputs.detach().requires_grad_()
         with torch.enable_grad():
             values = loss(leaf, used)
             (inputs.grad,) = torch.autograd.grad(values.sum(), leaf)
         losses = torch.where(torch.isfinite(values), values, math.inf).detach()
-        done += 1
-        on_step(done, losses)
-        if share_used(done, iterations, started, seconds) >= 1 or not bool(torch.isfinite(losses).any()):
-            return inputs, losses, done
+        evaluations += 1
+        on_step(evaluations, losses)
+        if share_used(evaluations, iterations, started, seconds) >= 1 or not bool(torch.isfinite(losses).any()):
+            return inputs, losses, evaluations
         optimiser.param_groups[0]["lr"] = step_size * (1 + math.cos(math.pi * used)) / 2
         optimiser.step()
 
 
 def _sizes(targets: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Of each target, in their order: its squared norm per candidate (candidates, tensors), and its entries."""
+    """Return squared norms (candidates, tensors) and numbers of entries (tensors,) of the targets, in their order."""
     squares = [target.double().square().flatten(1).sum(dim=1) for target in targets.values()]
     sizes = [target[0].numel() for target in targets.values()]
     stacked = torch.stack(squares, dim=1)

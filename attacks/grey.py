@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from typing_extensions import override
 
 from fedmjp.attacks.base import Attack
 from fedmjp.models.entrance import Entrance
@@ -13,7 +14,7 @@ LEVEL = 0.45
 
 
 class Grey(Attack[Entrance]):
-    """Answer with the constant picture 0.45: an attack that does not beat it has not shown that anything leaks."""
+    """The constant picture 0.45: an attack that does not beat it has not shown that anything leaks."""
 
     name = "grey"
     paper = "floor, no attack"
@@ -23,19 +24,14 @@ class Grey(Attack[Entrance]):
     role = "floor"
     takes_sums = True
     any_steps = True
-    needs_network = False
 
     def tensors(self, model: Entrance) -> Sequence[str]:
-        """None."""
+        """Name no tensor."""
         del model
         return []
 
-    def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
-        """Always applies."""
-        del model, threat
-        return None
-
-    def _reconstruct(
+    @override
+    def reconstruct_stack(
         self, uploads: Sequence[Upload], model: Entrance, threat: ThreatModel, *, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         del threat, generators

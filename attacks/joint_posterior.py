@@ -39,7 +39,7 @@ TOGETHER = 16  # systems that are written out at once
 
 @dataclass(frozen=True)
 class Equations:
-    """All uploads of the same weights: they are of the same D and G, and differ by what was done to them.
+    """All uploads of the same weights: they share D and G, and differ by what was done to them.
 
     Attributes:
         rows: Per upload, the entries of D^T, (dim, patches).
@@ -53,7 +53,11 @@ class Equations:
 class PicturePrior:
     """The prior of X: its precision, and its own eigenvectors where patches are taken for independent.
 
-    Raises AttackNotApplicableError if there is none for the model's image size.
+    Args:
+        model: States the sizes.
+
+    Raises:
+        AttackNotApplicableError: If there is none for the model's image size.
     """
 
     def __init__(self, model: Entrance) -> None:
@@ -66,13 +70,22 @@ class PicturePrior:
         self.power = float(self.variances.mean() + self.mean[0].square().mean())
 
     def slope(self, patches: Tensor) -> Tensor:
-        """The precision times the difference to the mean, float32."""
+        """Multiply the difference to the mean by the precision, float32.
+
+        Args:
+            patches: Differences (patches, values).
+        """
         image = from_patches(patches.float()[None], self.size, self.patch_size)[0]
         return to_patches(self.prior.slope(image)[None], self.patch_size)[0]
 
 
-class Belief:
-    """Equations of the same weights and what is believed of their D, scaled so that G has a mean square of 1."""
+class EquationBelief:
+    """Equations of the same weights, and a normal belief about their D, scaled so that G has a mean square of 1.
+
+    Args:
+        equations: Those of the same weights.
+        power: Mean square of a picture's values under the prior.
+    """
 
     def __init__(self, equations: Equations, power: float) -> None:
         scale = 1 / _rms(equations.right[0])
@@ -96,11 +109,17 @@ class Belief:
 
     @property
     def noise(self) -> float:
-        """Typical deviation of the entries of G that are not bounds; 0 of bounds."""
+        """Return the typical deviation of the entries of G that are not bounds; 0 of bounds."""
         return 0.0 if self.bounded else float(self.right_seen[0].precision.median()) ** -0.5
 
     def believe(self, patches: Tensor, noise: float, *, learn: bool) -> None:
-        """Update D from its own entries and, given X, those of G."""
+        """Update D from its own entries and, given X, those of G.
+
+        Args:
+            patches: X, (patches, values).
+            noise: Deviation of the noise that is assumed besides.
+            learn: Whether the prior of D is learned, too.
+        """
         self.weights, self.target = self._right(noise)
         self.mean, self.covariance = self._solve(patches)
         if learn:
@@ -108,58 +127,74 @@ class Belief:
             self.prior = outer / len(self.mean)
 
     def observe(self, patches: Tensor, variances: Tensor) -> None:
-        """Update what bounds say, given X and the variances of its entries."""
+        """Update what bounds say.
+
+        Args:
+            patches: X, (patches, values).
+            variances: The variances of its entries.
+        """
         if not self.bounded:
             return
-        own = self.covariance.diagonal(dim1=1, dim2=2).double().expand_as(self.mean)
+        row_variances = self.covariance.diagonal(dim1=1, dim2=2).double().expand_as(self.mean)
         shared = self.covariance.double().mean(dim=0)
-        doubt = (patches * (shared @ patches)).sum(dim=0) * (own.mean(dim=1) / shared.diagonal().mean())[:, None]
-        predicted, spread = self.mean @ patches, self.mean.square() @ variances + own @ variances + doubt
+        doubt = (patches * (shared @ patches)).sum(dim=0) * (row_variances.mean(dim=1) / shared.diagonal().mean())[
+            :, None
+        ]
+        predicted, spread = self.mean @ patches, self.mean.square() @ variances + row_variances @ variances + doubt
         self.right_seen = _observed(self.right, predicted, spread, self.right_seen)
         if self.right[0].magnitude is not None:
             normal = (predicted.square() + spread).mean().sqrt() * (2 / torch.pi) ** 0.5  # its mean magnitude
             factor = float((self.right[0].magnitude / normal).clamp(1 / RESCALED, RESCALED))
             self.mean, self.prior = self.mean * factor, self.prior * factor**2
-        self.rows_seen = _observed(self.rows, self.mean, own, self.rows_seen)
+        self.rows_seen = _observed(self.rows, self.mean, row_variances, self.rows_seen)
 
     @property
     def doubt(self) -> Tensor:
-        """What is not known of D^T, (patches, patches): covariances of its rows, by how much G weighs them."""
+        """Sum the covariances of the rows of D^T, (patches, patches), by how much G weighs them."""
         weights = self.weights.mean(dim=1)
         if len(self.covariance) == 1:
             return weights.sum() * self.covariance[0].double()
         return torch.einsum("k,kpq->pq", weights.float(), self.covariance).double()
 
     def gradient(self, patches: Tensor, doubt: Tensor) -> Tensor:
-        """Of the log likelihood of G at X, with D integrated out, after ``believe`` at the same X."""
+        """Differentiate the log likelihood of G by X, with D integrated out, after ``believe`` at the same X.
+
+        Args:
+            patches: X, (patches, values).
+            doubt: The property of this name, or zeros where D counts as known.
+        """
         gradient: Tensor = self.mean.T @ (self.weights * (self.target - self.mean @ patches)) - doubt @ patches
         return gradient
 
     def missed(self, patches: Tensor) -> Tensor:
-        """Mean square by which entries that were held out are predicted outside of their bounds."""
+        """Return the mean square by which held-out entries are predicted outside of their bounds.
+
+        Args:
+            patches: X, (patches, values).
+        """
         predicted, entries = (self.mean @ patches)[self.held_out], self.right[0]
         low, high = entries.low[self.held_out], entries.high[self.held_out]
         nearest = (low + high) / 2 if entries.peaked else torch.minimum(torch.maximum(predicted, low), high)
-        missed: Tensor = (predicted - nearest).square().mean()
-        return missed
+        error: Tensor = (predicted - nearest).square().mean()
+        return error
 
     def _right(self, noise: float) -> tuple[Tensor, Tensor]:
-        seen = sum(self.right_seen[1:], self.right_seen[0])
-        weights = (seen.precision / (1 + seen.precision * noise**2)).masked_fill(self.held_out, 0.0)
-        return weights, seen.value
+        combined = sum(self.right_seen[1:], self.right_seen[0])
+        weights = (combined.precision / (1 + combined.precision * noise**2)).masked_fill(self.held_out, 0.0)
+        return weights, combined.value
 
     def _solve(self, patches: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Posterior mean (dim, patches) and covariance of D^T; per row of its own unless all have the same."""
-        seen = sum(self.rows_seen[1:], self.rows_seen[0])
+        """Return posterior mean (dim, patches) and covariance of D^T, one covariance for all rows where they agree."""
+        combined = sum(self.rows_seen[1:], self.rows_seen[0])
         count = self.prior.shape[0]
         ridge = (
             RIDGE * self.prior.diagonal().mean() * torch.eye(count, dtype=self.prior.dtype, device=self.prior.device)
         )
-        inverse, stated = torch.linalg.inv(self.prior + ridge), seen.precision * seen.value
-        weights, alone = self.weights, seen.precision
-        if bool((weights == weights[:1]).all()) and bool((alone == alone[:1]).all()):
-            weights, alone = weights[:1], alone[:1]
-        precision = inverse + torch.diag_embed(alone)
+        inverse, stated = torch.linalg.inv(self.prior + ridge), combined.precision * combined.value
+        weights, own_precision = self.weights, combined.precision
+        if bool((weights == weights[:1]).all()) and bool((own_precision == own_precision[:1]).all()):
+            weights, own_precision = weights[:1], own_precision[:1]
+        precision = inverse + torch.diag_embed(own_precision)
         if patches is not None:
             for start in range(0, len(weights), TOGETHER):
                 part = slice(start, start + TOGETHER)
@@ -174,7 +209,7 @@ class Belief:
 
 
 def most_likely(systems: Sequence[Equations], pictures: PicturePrior, rounds: int) -> tuple[Tensor, dict[str, float]]:
-    """The picture that several sets of equations say together, and what can be said of it.
+    """Find the picture that several sets of equations state together.
 
     Args:
         systems: One per set of weights, on the model's device.
@@ -184,10 +219,10 @@ def most_likely(systems: Sequence[Equations], pictures: PicturePrior, rounds: in
     Returns:
         Normalised patches (patches, values) float64, and diagnostics.
     """
-    beliefs = [Belief(equations, pictures.power) for equations in systems]
+    beliefs = [EquationBelief(equations, pictures.power) for equations in systems]
     patches, noise = pictures.mean.clone(), LOUDEST
     faintest = max(FAINTEST, DROWNED * min(belief.noise for belief in beliefs))
-    best, least, taken = patches, torch.inf, 0
+    best, least, best_round = patches, torch.inf, 0
     for number in range(rounds):
         if number:
             noise = max(faintest, noise * FALL)
@@ -197,16 +232,18 @@ def most_likely(systems: Sequence[Equations], pictures: PicturePrior, rounds: in
         bounded = [belief.missed(patches) for belief in beliefs if belief.bounded]
         missed = float(torch.stack(bounded).mean()) if bounded else noise
         if missed < BETTER * least:
-            best, least, taken = patches, missed, number
-        if number - taken >= PATIENCE:
+            best, least, best_round = patches, missed, number
+        if number - best_round >= PATIENCE:
             break
         for belief in beliefs:
             belief.observe(patches, variances)
-    return best, {"rounds": float(taken + 1)}
+    return best, {"rounds": float(best_round + 1)}
 
 
-def _step(beliefs: Sequence[Belief], pictures: PicturePrior, patches: Tensor, *, sure: bool) -> tuple[Tensor, Tensor]:
-    """One Gauss-Newton step on X, and the variances of its entries; D counts as known unless it is ``sure``."""
+def _step(
+    beliefs: Sequence[EquationBelief], pictures: PicturePrior, patches: Tensor, *, sure: bool
+) -> tuple[Tensor, Tensor]:
+    """Take a Gauss-Newton step on X, with the variances of its entries; D counts as known unless it is ``sure``."""
     now, directions = patches.float(), pictures.directions
     means = [belief.mean.float() for belief in beliefs]
     weights = [belief.weights.float() for belief in beliefs]
@@ -217,24 +254,24 @@ def _step(beliefs: Sequence[Belief], pictures: PicturePrior, patches: Tensor, *,
     def curvature(change: Tensor) -> Tensor:
         image = pictures.slope(change) + coarse @ change
         for belief, mean, weight in zip(beliefs, means, weights, strict=True):
-            seen = weight * (mean @ change)
+            weighed = weight * (mean @ change)
             if sure:  # what another D explains says nothing of X
-                seen = seen - weight * (_times(belief.covariance, seen @ now.T) @ now)
-            image = image + mean.T @ seen
+                weighed = weighed - weight * (_times(belief.covariance, weighed @ now.T) @ now)
+            image = image + mean.T @ weighed
         return image
 
     gradient = -pictures.slope(patches - pictures.mean).double()
     gram = doubt.clone()
-    left = torch.ones_like(pictures.variances)
+    share_left = torch.ones_like(pictures.variances)
     for belief, open_rows in zip(beliefs, doubts, strict=True):
         gradient = gradient + belief.gradient(patches, open_rows)
         gram = gram + belief.mean.T @ (belief.weights.mean(dim=1)[:, None] * belief.mean)
         if sure:
             rotated, shared = patches @ directions, belief.covariance.double().mean(dim=0)
-            taken = belief.weights.mean() * (rotated * (shared @ rotated)).sum(dim=0)
-            left = torch.minimum(left, (1 - taken).clamp(min=1e-3))
+            explained = belief.weights.mean() * (rotated * (shared @ rotated)).sum(dim=0)
+            share_left = torch.minimum(share_left, (1 - explained).clamp(min=1e-3))
     strengths, axes = torch.linalg.eigh(gram)
-    variances = 1 / (strengths.clamp(min=0)[:, None] * left + 1 / pictures.variances)
+    variances = 1 / (strengths.clamp(min=0)[:, None] * share_left + 1 / pictures.variances)
     across, along, scale = axes.float(), directions.float(), variances.float()
 
     def precondition(residual: Tensor) -> Tensor:
@@ -254,22 +291,27 @@ def _times(covariance: Tensor, rows: Tensor) -> Tensor:
 def _observed(
     entries: Sequence[Entries], mean: Tensor, variance: Tensor, last: Sequence[Observations]
 ) -> list[Observations]:
-    return [part.observed(mean, variance, before) for part, before in zip(entries, last, strict=True)]
+    return [part.observed(mean, variance, previous) for part, previous in zip(entries, last, strict=True)]
 
 
 def _rms(entries: Entries) -> float:
-    """Of the entries that were sent: where bounds are endless, the magnitude that is told."""
+    """Return the root mean square of the sent entries, or the stated magnitude where bounds are endless."""
     if entries.magnitude is not None:
         return entries.magnitude
     return float(((entries.low + entries.high) / 2).square().mean().sqrt())
 
 
 def agreement(first: Tensor, second: Tensor, pictures: PicturePrior) -> float:
-    """Correlation of two pictures, normalised patches (patches, values), beyond what all natural pictures share.
+    """Correlate two pictures beyond what all natural pictures share.
 
     Every direction of a patch counts as much as natural pictures make it rare; the mean patch does not count.
+
+    Args:
+        first: Normalised patches (patches, values).
+        second: Normalised patches (patches, values).
+        pictures: The prior.
     """
-    one, other = (
+    former, latter = (
         (patches - patches.mean(dim=0)) @ pictures.directions / pictures.variances.sqrt() for patches in (first, second)
     )
-    return float((one * other).sum() / (one.norm() * other.norm()))
+    return float((former * latter).sum() / (former.norm() * latter.norm()))

@@ -1,15 +1,12 @@
 """Which labels an upload was computed from, read off the gradient of the classifier's bias."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fedmjp.attacks.base import on_device
-from fedmjp.attacks.one_by_one import OneByOne
-from fedmjp.defences.base import Mark
+from fedmjp.attacks.base import Attack, on_device
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models import names
 from fedmjp.models.entrance import Entrance
@@ -20,17 +17,22 @@ CERTAIN = 0.05  # of the step 1 / B that one label makes; what is nearer to zero
 
 
 def labels_of(upload: Upload, model: Entrance, threat: ThreatModel) -> tuple[int, ...]:
-    """The labels behind an upload, sorted: those that the attacker was told, else recovered ones.
+    """Return the labels behind an upload, sorted: those that the attacker is granted, else recovered ones.
 
     With mean cross-entropy the gradient of the head's bias at class c is p_c - n_c / B, where p_c is
     the mean predicted probability and n_c the number of pictures of class c. Every entry that is
-    negative beyond noise is therefore a label that occurs. What is left of the batch goes, one
+    negative beyond noise is therefore a label that occurs. The rest of the batch goes, one
     picture at a time, to the class with the lowest remainder after adding 1 / B per label already
     given. For one picture this is the only negative entry and certain. For a batch it is exact while
     the predictions are far from certain: a repeated label hides where its p_c comes near n_c / B.
     Label smoothing s, which the threat model states, gives s / K to all K classes and leaves 1 - s of
     a label: that is undone first, and one picture's is certain while its prediction is less sure than 1 - s.
-    Of a delta of several SGD steps, the mean of their gradients is read.
+    A delta of several SGD steps is read as the mean of their gradients.
+
+    Args:
+        upload: With its labels, or the gradient of the head's bias.
+        model: The model that the server had sent.
+        threat: States label smoothing and the recipe of a delta.
 
     Raises:
         AttackNotApplicableError: If the upload has neither labels nor a gradient of the head's bias.
@@ -47,26 +49,41 @@ def labels_of(upload: Upload, model: Entrance, threat: ThreatModel) -> tuple[int
     smoothing = threat.label_smoothing
     remainder = mean_gradient(upload, bias, model, threat)
     remainder = remainder + smoothing / len(remainder)
-    one = (1 - smoothing) / pictures  # what a label takes
-    negative = (remainder < -CERTAIN * one).nonzero().flatten()
+    share = (1 - smoothing) / pictures  # what a label takes
+    negative = (remainder < -CERTAIN * share).nonzero().flatten()
     labels: list[int] = negative[remainder[negative].argsort()][:pictures].tolist()  # these are certain
-    remainder[labels] += one
+    remainder[labels] += share
     while len(labels) < pictures:
         labels.append(int(torch.argmin(remainder)))
-        remainder[labels[-1]] += one
+        remainder[labels[-1]] += share
     return tuple(sorted(labels))
 
 
 def mean_gradient(upload: Upload, name: str, model: Entrance, threat: ThreatModel) -> Tensor:
-    """One tensor of the upload as a gradient, float64: a delta divided by minus steps and learning rate."""
+    """Return one tensor of an upload as a gradient, float64: a delta divided by minus steps and learning rate.
+
+    Args:
+        upload: A gradient or a weight delta of SGD.
+        name: The tensor's name.
+        model: States the device.
+        threat: States steps and learning rate.
+    """
     tensor = on_device(upload, name, model)
     if upload.kind == "gradient":
         return tensor
     return -tensor / (threat.gradients_in_delta * threat.local_learning_rate)
 
 
-class Labels(OneByOne[Entrance, Features]):
-    """Tell the labels of a batch, or of the batches of several clients, from the gradient of the head's bias alone."""
+class Labels(Attack[Entrance, Features]):
+    """Labels of a batch, or of the batches of several clients, from the gradient of the head's bias alone.
+
+    Example:
+        >>> import fedmjp
+        >>> scenario = fedmjp.Scenario(model={"name": "deit_micro", "image_size": 32, "patch_size": 8})
+        >>> exchange = scenario.exchange(fedmjp.bundled_pictures(1, size=32))
+        >>> fedmjp.attack("labels", exchange.upload, scenario).labels == exchange.private.labels
+        tensor([True])
+    """
 
     name = "labels"
     paper = "Zhao et al., iDLG, 2020 (one picture); Yin et al., See through Gradients, CVPR 2021, section 3.1 (batch)"
@@ -74,28 +91,22 @@ class Labels(OneByOne[Entrance, Features]):
     requires = "the gradient of the head's bias; labels that are not told"
     exploits = "mean cross-entropy: the gradient at a class is its mean probability less its share of the batch"
     reveals = "labels"
-    needs_network = False
     takes_sums = True
     reads_signs = True
-    # What happens to pictures and positions moves probabilities, never labels.
-    handled: ClassVar[frozenset[Mark]] = frozenset({"shuffled", "masked", "summed"})
+    # Puzzles and masks move probabilities, never labels; to noise it is blind.
+    handled = frozenset({"shuffled", "masked", "summed"})
 
     def tensors(self, model: Entrance) -> Sequence[str]:
-        """The head's bias."""
+        """Name the gradient of the head's bias."""
         del model
         return [names.HEAD_BIAS]
 
     def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
-        """Labels that are told need not be found out."""
+        """Refuse labels that the server is granted anyway."""
         del model
         return "the server is told the labels: there is nothing to find out" if threat.labels_known else None
 
     @override
-    def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
-        """Puzzles, masks and sums leave labels as they are; to noise it is blind."""
-        del model, threat
-        return self.handled
-
-    def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Features:
+    def reconstruct(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Features:
         del generator  # nothing is drawn
         return Features(torch.tensor(labels_of(upload, model, threat)))

@@ -1,7 +1,7 @@
 """Which patches MJP masked, read off an upload: the one place where attacks find out.
 
 Masked tokens carry the shared unknown embedding instead of their own position embedding, so the gradient of the
-position embedding has rows of zeros there. What a client does to its update may hide them:
+position embedding has rows of zeros there. A client's defences may hide them:
 
 - *Nothing*, rounding and scaling leave zeros zero, and no other row becomes zero.
 - *Noise* falls on zeros, too. Rows of masked places then hold noise alone, whose variance the server is told: the mean
@@ -35,13 +35,21 @@ NORMAL = 3.0  # kurtosis of normal noise; laws with longer tails have more
 
 
 def mask_refusal(model: Entrance, threat: ThreatModel) -> str | None:
-    """Say why no upload under this threat model shows its mask; None if it may, or nothing is masked."""
+    """Say why no upload under this threat model shows its mask.
+
+    Args:
+        model: The model that the server had sent.
+        threat: States the defences.
+
+    Returns:
+        The reason; None if an upload may show its mask, or nothing is masked.
+    """
     if not model.defended:
         return None
-    done = threat.pipeline.made
-    on_zeros = [defence.name for defence in done if "noisy" in defence.marks and "pruned" not in defence.marks]
-    to_zeros = [defence.name for defence in done if {"pruned", "signs"} & defence.marks]
-    changed = [defence.name for defence in done if "reshaped" in defence.marks]
+    defences = threat.pipeline.defences
+    on_zeros = [defence.name for defence in defences if "noisy" in defence.marks and "pruned" not in defence.marks]
+    to_zeros = [defence.name for defence in defences if {"pruned", "signs"} & defence.marks]
+    changed = [defence.name for defence in defences if "reshaped" in defence.marks]
     inside = [defence.name for defence in threat.pipeline.by_example]
     if changed:
         return f"nothing is known of what {changed[0]} leaves of the zeros that show the masked patches"
@@ -53,9 +61,17 @@ def mask_refusal(model: Entrance, threat: ThreatModel) -> str | None:
 
 
 def read_mask(upload: Upload, model: Entrance, threat: ThreatModel) -> Tensor:
-    """Read which patches were masked, (patches,) bool on the model's device; of several pictures, in all of them.
+    """Read which patches were masked; of several pictures, in all of them.
 
     ``mask_refusal`` must be None. Without an unknown embedding nothing is masked.
+
+    Args:
+        upload: With the gradient of the position embedding.
+        model: The model that the server had sent.
+        threat: States the defences.
+
+    Returns:
+        (patches,) bool on the model's device.
 
     Raises:
         AttackFailedError: If what was done to this upload leaves in doubt which patches were masked.
@@ -72,9 +88,9 @@ def read_mask(upload: Upload, model: Entrance, threat: ThreatModel) -> Tensor:
 
 
 def _empty_rows(rows: Tensor) -> Tensor:
-    left = (rows != 0).sum(dim=1)
-    empty: Tensor = left == 0
-    fewest = int(left[~empty].min()) if not empty.all() else 0
+    entries_left = (rows != 0).sum(dim=1)
+    empty: Tensor = entries_left == 0
+    fewest = int(entries_left[~empty].min()) if not empty.all() else 0
     if fewest < FEWEST:
         raise AttackFailedError(
             f"which patches were masked is in doubt: after pruning, a row of the position embedding's gradient has "
@@ -105,6 +121,6 @@ def _silent_rows(rows: Tensor, deviation: float) -> Tensor:
 
 
 def _excess(powers: Tensor, kurtosis: float) -> Tensor:
-    """Of each row's mean square over that of noise, in standard deviations if the noise has this kurtosis."""
+    """Compare each row's mean square with that of noise of this kurtosis, in its standard deviations."""
     excess: Tensor = (powers.mean(dim=1) - 1) / ((kurtosis - 1) / powers.shape[1]) ** 0.5
     return excess

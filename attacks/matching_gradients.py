@@ -46,7 +46,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What the search needs of the candidates' updates, differentiable.
+    """Products and norms of candidates' updates that a search needs, differentiable.
 
     Attributes:
         scale: (candidates,), constants that the updates were multiplied with, so that they can be squared.
@@ -62,7 +62,11 @@ class Agreement:
 
 
 def twice_differentiable(network: Network) -> Network:
-    """A frozen copy whose attention has a second derivative: timm's fused attention has none."""
+    """Copy and freeze a network so that its attention has a second derivative: timm's fused attention has none.
+
+    Args:
+        network: With or without attention.
+    """
     twin = copy.deepcopy(network).requires_grad_(requires_grad=False)
     for module in twin.modules():
         if hasattr(module, "fused_attn"):
@@ -71,10 +75,15 @@ def twice_differentiable(network: Network) -> Network:
 
 
 def unmatchable(model: VitClassifier, matched: Sequence[str]) -> list[str]:
-    """Those of the parameters that ``PerCandidateGradients`` cannot compute."""
+    """Name the parameters that ``PerCandidateGradients`` cannot compute.
+
+    Args:
+        model: The model that the server had sent.
+        matched: Names of parameters that are to be compared.
+    """
     layers, modules = (nn.Linear, nn.LayerNorm, nn.Conv2d), dict(model.named_modules())
-    others = [name for name in matched if name not in TOKEN_PARAMETERS]
-    return [name for name in others if not isinstance(modules[name.rpartition(".")[0]], layers)]
+    in_layers = [name for name in matched if name not in TOKEN_PARAMETERS]
+    return [name for name in in_layers if not isinstance(modules[name.rpartition(".")[0]], layers)]
 
 
 class PerCandidateGradients:
@@ -87,8 +96,10 @@ class PerCandidateGradients:
     Where all that is compared belongs to the embedding of patches and tokens, and the transformer is plain
     (``fedmjp.attacks.gradient_at_tokens.is_plain``), derivatives that are written out serve; else torch finds them.
 
-    ``matched`` names the parameters whose gradients are compared; the loss has ``label_smoothing``. The model is
-    copied, not changed.
+    Args:
+        model: Copied, not changed.
+        matched: Names of the parameters whose gradients are compared.
+        label_smoothing: The loss's label smoothing.
     """
 
     def __init__(self, model: VitClassifier, matched: Sequence[str], *, label_smoothing: float = 0.0) -> None:
@@ -103,7 +114,12 @@ class PerCandidateGradients:
             module.register_forward_hook(partial(self._remember, owner))
 
     def agreement(self, candidates: Candidates, targets: Mapping[str, Tensor]) -> Agreement:
-        """Compare the gradients of the mean cross-entropy of each candidate with its targets."""
+        """Compare the gradients of the mean cross-entropy of each candidate with its targets.
+
+        Args:
+            candidates: Pictures, labels and masks.
+            targets: Name to (candidates, *parameter shape).
+        """
         terms: Layers = {}
         passes = self._passes if self._plain is None else partial(self._plain_passes, self._plain)
         scale, tokens, layers = passes(candidates)
@@ -121,7 +137,7 @@ class PerCandidateGradients:
         return Agreement(scale, torch.stack(products, dim=1), torch.stack(squares, dim=1), positions)
 
     def _passes(self, candidates: Candidates) -> tuple[Tensor, dict[str, Tensor], Layers]:
-        """Scale, gradients of the token parameters, and (A, B) of each layer, all per candidate."""
+        """Return scale, gradients of the token parameters, and (A, B) of each layer, all per candidate."""
         images = candidates.images.flatten(0, 1)
         mask = None if candidates.mask is None else candidates.mask.flatten(0, 1)
         leaves = {}  # (pictures, tokens, dim), so that every picture's gradient is its own
@@ -139,13 +155,13 @@ class PerCandidateGradients:
         )
         scale = 1 / _slopes_at(logits.detach(), candidates.labels, smoothing)
         loss = (losses.mean(dim=1) * scale).sum()
-        seen, self._seen = self._seen, {}
-        points = [*leaves.values(), *(output for _, output in seen.values())]
+        passed, self._seen = self._seen, {}
+        points = [*leaves.values(), *(output for _, output in passed.values())]
         gradients = torch.autograd.grad(loss, points, create_graph=True)
         tokens, layers = {}, {}
         for name, gradient in zip(leaves, gradients, strict=False):
             tokens[name] = gradient.view(count, batch, *gradient.shape[1:]).sum(dim=1)
-        for (owner, (inputs, _)), gradient in zip(seen.items(), gradients[len(leaves) :], strict=True):
+        for (owner, (inputs, _)), gradient in zip(passed.items(), gradients[len(leaves) :], strict=True):
             layer = self._layers[owner]
             layers[owner] = _rows(inputs, layer, count), _rows(gradient, layer, count, is_output=True)
         return scale, tokens, layers
@@ -153,7 +169,7 @@ class PerCandidateGradients:
     def _plain_passes(
         self, plain: PlainTransformer, candidates: Candidates
     ) -> tuple[Tensor, dict[str, Tensor], Layers]:
-        """The same, of the embedding alone."""
+        """Return the same for the embedding alone."""
         model, (count, batch) = self._model, candidates.labels.shape
         embedding = self._model.backbone.patch_embed.proj
         patches = to_patches((candidates.images.flatten(0, 1) - model.mean) / model.std, model.patch_size)
@@ -193,8 +209,14 @@ class SimulatedSteps:
     """The weight deltas of candidates, by taking the local steps and differentiating through them.
 
     Candidate after candidate: each has weights of its own from the second step on. The steps are of plain SGD on the
-    whole batch, of a loss with ``label_smoothing``. ``matched`` names the parameters whose changes are compared. The
-    model is copied, not changed.
+    whole batch.
+
+    Args:
+        model: Copied, not changed.
+        matched: Names of the parameters whose changes are compared.
+        steps: Local steps.
+        learning_rate: The steps' learning rate.
+        label_smoothing: The loss's label smoothing.
     """
 
     def __init__(
@@ -211,21 +233,26 @@ class SimulatedSteps:
         self._steps, self._learning_rate = steps, learning_rate
 
     def agreement(self, candidates: Candidates, targets: Mapping[str, Tensor]) -> Agreement:
-        """Compare the mean gradients over the steps of each candidate with its targets."""
+        """Compare the mean gradients over the steps of each candidate with its targets.
+
+        Args:
+            candidates: Pictures, labels and masks.
+            targets: Name to (candidates, *parameter shape).
+        """
         terms, positions = [], []
         for index, images in enumerate(candidates.images):
             mask = None if candidates.mask is None else candidates.mask[index]
-            made = self._mean_gradients(images, candidates.labels[index], mask)
-            pairs = [compare(made[name].flatten(), targets[name][index].flatten()) for name in self._matched]
+            gradients = self._mean_gradients(images, candidates.labels[index], mask)
+            pairs = [compare(gradients[name].flatten(), targets[name][index].flatten()) for name in self._matched]
             terms.append(torch.stack([torch.stack(pair) for pair in pairs], dim=1))
-            positions.append(made[names.POSITION_EMBEDDING][0])
+            positions.append(gradients[names.POSITION_EMBEDDING][0])
         products, squares = torch.stack(terms, dim=1)
         return Agreement(torch.ones_like(products[:, 0]).detach(), products, squares, torch.stack(positions))
 
     def _mean_gradients(self, images: Tensor, labels: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
         weights = {name: weight.clone().requires_grad_() for name, weight in self._model.named_parameters()}
-        kept = [*self._matched, names.POSITION_EMBEDDING]
-        total = {name: torch.zeros_like(weights[name]) for name in kept}
+        summed = [*self._matched, names.POSITION_EMBEDDING]
+        total = {name: torch.zeros_like(weights[name]) for name in summed}
         for _ in range(self._steps):
             logits = _logits(self._model, weights, images, mask)
             loss = F.cross_entropy(logits, labels, label_smoothing=self._label_smoothing)
@@ -240,7 +267,7 @@ Comparison = PerCandidateGradients | SimulatedSteps
 
 
 def _logits(model: VitClassifier, weights: Mapping[str, Tensor], images: Tensor, mask: Tensor | None) -> Tensor:
-    """What the model answers with some or all of its parameters replaced.
+    """Run the model with some or all of its parameters replaced.
 
     The position embedding must be among them, with a mask the unknown embedding too; both may differ
     from picture to picture.
@@ -264,12 +291,19 @@ def _slopes_at(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
 
 
 def soft_targets(labels: Tensor, classes: int, smoothing: float, kind: torch.dtype) -> Tensor:
-    """(..., classes), the distributions that smoothed labels stand for."""
+    """Return the distributions that smoothed labels stand for, (..., classes).
+
+    Args:
+        labels: (...) int64.
+        classes: Their number.
+        smoothing: Share of a label that goes to all classes.
+        kind: Type of the result.
+    """
     return (1 - smoothing) * F.one_hot(labels, classes).to(kind) + smoothing / classes
 
 
 def _rows(values: Tensor, layer: nn.Module, count: int, *, is_output: bool = False) -> Tensor:
-    """What goes into or comes out of a layer as (candidates, tokens of all its pictures, width)."""
+    """Return the values at a layer's input or output as (candidates, tokens of all its pictures, width)."""
     if isinstance(layer, nn.Conv2d):
         values = values.flatten(2).transpose(1, 2) if is_output else to_patches(values, int(layer.kernel_size[0]))
     return values.reshape(count, -1, values.shape[-1])

@@ -66,16 +66,24 @@ class GradientMatchingOptions(SearchOptions):
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Mean absolute difference of neighbouring pixels, down plus across, (candidates,)."""
+    """Return the mean absolute difference of neighbouring pixels, down plus across, (candidates,).
+
+    Args:
+        images: (candidates, batch, 3, size, size).
+    """
     down = images.diff(dim=-2).abs().flatten(1).mean(dim=1)
     across = images.diff(dim=-1).abs().flatten(1).mean(dim=1)
     return down + across
 
 
 def patch_seams(images: Tensor, patch_size: int) -> Tensor:
-    """Mean squared jump from the last pixels of a patch to the first of the next, down plus across.
+    """Return the mean squared jump from the last pixels of a patch to the first of the next, down plus across.
 
-    A transformer sees patches one by one, so nothing else makes neighbours fit. There is more than one patch per side.
+    A transformer sees patches one by one, so nothing else makes neighbours fit.
+
+    Args:
+        images: (candidates, batch, 3, size, size).
+        patch_size: Pixels per side, of more than one patch per side.
 
     References:
         Hatamizadeh et al., "GradViT: Gradient Inversion of Vision Transformers", CVPR 2022
@@ -89,7 +97,11 @@ def patch_seams(images: Tensor, patch_size: int) -> Tensor:
 
 
 def patch_prior(model: VitClassifier) -> Callable[[Tensor], Tensor]:
-    """Make the mean squared Mahalanobis distance of patches from natural ones, per pixel and channel: 1 for these."""
+    """Make the mean squared Mahalanobis distance of patches from natural ones, per pixel and channel: 1 for these.
+
+    Args:
+        model: States the sizes.
+    """
     natural = NaturalPatches.for_model(model)
     variances, directions = torch.linalg.eigh(natural.covariance.double())
     whiten, mean = (directions * (variances + PATCH_VARIANCE).rsqrt()).float(), natural.mean.float()
@@ -124,7 +136,15 @@ class Job:
 
 
 class Loss:
-    """The loss of the candidates of some jobs, one each. The model gives sizes; ``prior`` is None without a weight."""
+    """The loss of the candidates of some jobs, one candidate for each.
+
+    Args:
+        options: Objective and weights.
+        model: States the sizes.
+        comparison: Computes candidates' gradients.
+        jobs: Their targets, labels and masks.
+        prior: Penalty on unnatural patches; None without a weight.
+    """
 
     def __init__(
         self,
@@ -147,7 +167,7 @@ class Loss:
         self._positions = self._informative(positions)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Of candidates, (candidates,)."""
+        """Compute the loss of candidates, (candidates,)."""
         agreement = self._comparison.agreement(Candidates(images, self._labels, self._mask), self._targets)
         return self._distances(agreement) + self._penalties(images)
 

@@ -1,9 +1,9 @@
-"""What patches of natural pictures look like: a Gaussian prior for attacks.
+"""A Gaussian prior of the patches of natural pictures, for attacks.
 
 Its covariance depends only on the distance between two pixels and on their channels, as in any collection of pictures
 without a preferred place. A table of it, measured on the 300 ImageNet pictures that ``natural_patches.json`` names,
-ships with fedmjp. None of them may be attacked with it: the engine refuses. ``python -m
-fedmjp.benchmarks.studies.measure_prior`` makes the table.
+ships with fedmjp. None of them may be attacked with it: the engine refuses.
+``python results/natural_patches/study.py`` makes the table.
 """
 
 from functools import lru_cache
@@ -13,31 +13,37 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedmjp.attacks.linear_systems import Gaussian
-from fedmjp.attacks.picture_lists import holds
+from fedmjp.attacks.linear_systems import GaussianPrior
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models.entrance import Entrance
 
 TABLE = Path(__file__).with_name("natural_patches.safetensors")
-PROVENANCE = TABLE.with_suffix(".json")
 # Pictures of 8 bits carry at least the variance of rounding to them, in every direction.
 ROUNDING_VARIANCE = 1 / (12 * 255**2)
 
 
-class NaturalPatches(Gaussian):
+class NaturalPatches(GaussianPrior):
     """The prior of a patch, independent of others: of its pixels in [0, 1], in the order of ``fedmjp.patches``."""
 
     @staticmethod
     def for_model(model: Entrance) -> "NaturalPatches":
-        """The prior for the model's sizes, on its device; AttackNotApplicableError if the table has none."""
+        """Return the prior for the model's sizes, on its device; AttackNotApplicableError if the table has none.
+
+        Args:
+            model: States sizes and device.
+        """
         if refusal := prior_refusal(model):
             raise AttackNotApplicableError(refusal)
         mean, covariance = patch_statistics(model.image_size, model.patch_size)
         return NaturalPatches(mean.to(model.mean.device), covariance.to(model.mean.device))
 
 
-def natural_inputs(model: Entrance) -> Gaussian:
-    """The same prior of a patch as it enters the network; AttackNotApplicableError if the table has none."""
+def natural_inputs(model: Entrance) -> GaussianPrior:
+    """Return the same prior for a patch as it enters the network; AttackNotApplicableError if the table has none.
+
+    Args:
+        model: States sizes, normalisation and device.
+    """
     if refusal := prior_refusal(model):
         raise AttackNotApplicableError(refusal)
     mean, std = (tuple(values.flatten().tolist()) for values in (model.mean, model.std))
@@ -47,15 +53,19 @@ def natural_inputs(model: Entrance) -> Gaussian:
 @lru_cache(maxsize=4)
 def _inputs(
     image_size: int, patch_size: int, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
-) -> Gaussian:
-    """Kept for its spectrum, which takes longer than to solve for a picture."""
+) -> GaussianPrior:
+    """Cache the prior for its spectrum, which takes longer than to solve for a picture."""
     centre, covariance = (values.to(device) for values in patch_statistics(image_size, patch_size))
     shift, scale = (centre.new_tensor(values).repeat_interleave(patch_size**2) for values in (mean, std))
-    return Gaussian((centre - shift) / scale, covariance / scale[:, None] / scale)
+    return GaussianPrior((centre - shift) / scale, covariance / scale[:, None] / scale)
 
 
 def prior_refusal(model: Entrance) -> str | None:
-    """Why the table has no prior for the model's patches; None if it has one."""
+    """Say why the table has no prior for the model's patches; None if it has one.
+
+    Args:
+        model: States the sizes.
+    """
     if refusal := size_refusal(model.image_size):
         return refusal
     largest = _table()[f"{model.image_size}.autocovariance"].shape[-1] // 2 + 1
@@ -65,16 +75,15 @@ def prior_refusal(model: Entrance) -> str | None:
 
 
 def size_refusal(image_size: int) -> str | None:
-    """Why the table says nothing about pictures of this size; None if it does."""
+    """Say why the table says nothing about pictures of this size; None if it does.
+
+    Args:
+        image_size: Pixels per side.
+    """
     sizes = sorted(int(name.split(".")[0]) for name in _table() if name.endswith(".mean"))
     if image_size in sizes:
         return None
     return f"needs a prior of natural patches, and there is none for image size {image_size}, only for {sizes}"
-
-
-def measured_on(picture: str, sha256: str = "") -> bool:
-    """Whether a picture is one that the table was measured on, told by ``picture_lists.holds``."""
-    return holds(PROVENANCE, picture, sha256)
 
 
 @lru_cache(maxsize=1)
@@ -84,13 +93,18 @@ def _table() -> dict[str, Tensor]:
 
 @lru_cache(maxsize=4)
 def patch_statistics(image_size: int, patch_size: int) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of the pixels of a patch, in [0, 1], for sizes that the table knows."""
+    """Return mean (values,) and covariance (values, values) of the pixels of a patch, in [0, 1].
+
+    Args:
+        image_size: One that the table knows.
+        patch_size: Pixels per side of a patch.
+    """
     mean, autocovariance = (_table()[f"{image_size}.{name}"].double() for name in ("mean", "autocovariance"))
     return mean.repeat_interleave(patch_size**2), patch_covariance(autocovariance, patch_size)
 
 
 def patch_covariance(autocovariance: Tensor, patch_size: int) -> Tensor:
-    """Covariance (values, values) of the pixels of a patch from that of two pixels at a distance.
+    """Compute the covariance (values, values) of the pixels of a patch from that of two pixels at a distance.
 
     What sampling left below the variance of 8-bit rounding is lifted to it, which also makes it positive definite.
 

@@ -1,4 +1,4 @@
-"""What whole natural pictures look like: a Gaussian prior for attacks that lay patches side by side.
+"""A Gaussian prior of whole natural pictures, for attacks that lay patches side by side.
 
 The energy of a picture is the mean, over all windows of 16 x 16 pixels, of their energies under the statistics of
 ``fedmjp.attacks.natural_patches``: (x_w - m)^T S^-1 (x_w - m). S is the same everywhere, so its gradient is a
@@ -40,7 +40,11 @@ class NaturalPictures:
 
     @staticmethod
     def for_model(model: Entrance) -> "NaturalPictures":
-        """The prior for the model's image size, on its device; AttackNotApplicableError if the table has none."""
+        """Return the prior for the model's image size, on its device; AttackNotApplicableError if the table has none.
+
+        Args:
+            model: States size, normalisation and device.
+        """
         if refusal := size_refusal(model.image_size):
             raise AttackNotApplicableError(refusal)
         mean, kernel = _statistics(model.image_size)
@@ -51,7 +55,11 @@ class NaturalPictures:
         return NaturalPictures(mean.float().to(device), kernel.float().to(device), spectrum.to(device, torch.complex64))
 
     def slope(self, image: Tensor) -> Tensor:
-        """Half the gradient of the energy at ``mean + image``: the precision times an image (3, size, size)."""
+        """Return half the gradient of the energy at ``mean + image``: the precision times an image.
+
+        Args:
+            image: (3, size, size).
+        """
         size = image.shape[-1]
         mirrored = torch.cat([image, image.flip(-1)], dim=-1)
         mirrored = torch.cat([mirrored, mirrored.flip(-2)], dim=-2)
@@ -62,11 +70,21 @@ class NaturalPictures:
         return both
 
     def reach(self, patch_size: int) -> int:
-        """How many patches away two patches still share a window."""
+        """Return the number of patches within which two patches still share a window.
+
+        Args:
+            patch_size: Pixels per side of a patch.
+        """
         return -(-(self.kernel.shape[-1] // 2) // patch_size)
 
     def between_patches(self, patch_size: int, down: int, right: int) -> Tensor:
-        """Precision (values, values) between a patch and the one so many patches below and right of it."""
+        """Return the precision (values, values) between a patch and another.
+
+        Args:
+            patch_size: Pixels per side of a patch.
+            down: The number of patches by which the other lies below.
+            right: The number of patches by which it lies to the right.
+        """
         far = self.kernel.shape[-1] // 2
         pixels = torch.arange(patch_size, device=self.kernel.device)
         lag = pixels[None] - pixels[:, None]
@@ -79,7 +97,7 @@ class NaturalPictures:
 
 @lru_cache(maxsize=4)
 def _statistics(image_size: int) -> tuple[Tensor, Tensor]:
-    """Mean (3,) and precision kernel in [0, 1], float64."""
+    """Return mean (3,) and precision kernel in [0, 1], float64."""
     mean, covariance = patch_statistics(image_size, WINDOW)
     variances, directions = torch.linalg.eigh(covariance)
     precision = (directions / variances.clamp(min=FLOOR)) @ directions.mT
@@ -87,14 +105,14 @@ def _statistics(image_size: int) -> tuple[Tensor, Tensor]:
     kernel = torch.zeros(3, 3, 2 * WINDOW - 1, 2 * WINDOW - 1, dtype=pairs.dtype)
     for row in range(WINDOW):
         for column in range(WINDOW):
-            top, left = WINDOW - 1 - row, WINDOW - 1 - column
-            kernel[:, :, top : top + WINDOW, left : left + WINDOW] += pairs[:, :, row, column]
+            top, first_column = WINDOW - 1 - row, WINDOW - 1 - column
+            kernel[:, :, top : top + WINDOW, first_column : first_column + WINDOW] += pairs[:, :, row, column]
     # Mirror images at the borders make upside down as natural as upright: half of the windows are.
     return mean[:: WINDOW**2], (kernel + kernel.flip(-2)) / (2 * WINDOW**2)
 
 
 def _spectrum(kernel: Tensor, size: int) -> Tensor:
-    """What the kernel does to each frequency of a picture of ``size`` that goes on periodically."""
+    """Return the effect of the kernel on each frequency of a picture of ``size`` that goes on periodically."""
     far = kernel.shape[-1] // 2
     lags = torch.arange(-far, far + 1) % size
     periodic = torch.zeros(3, 3, size, size, dtype=kernel.dtype)

@@ -15,8 +15,8 @@ from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 
 
-class PatchEmbedding(ClosedForm[Entrance]):
-    """Solve G_E = D^T X for the patches X.
+class PatchEmbeddingAttack(ClosedForm[Entrance]):
+    """A closed form that solves G_E = D^T X for the patches X.
 
     The patch embedding is linear, so its gradient is G_E = D^T X, with D (patches, dim) the gradient
     at the tokens, which the position embedding's gradient shows row by row. With at most ``dim``
@@ -32,6 +32,14 @@ class PatchEmbedding(ClosedForm[Entrance]):
     On an MJP upload it is naive: it solves the wrong system that the option ``reading`` makes of the
     upload. The true rows of the masked tokens are not in it, only their sum is, and the error
     spreads over all patches.
+
+    Example:
+        >>> import fedmjp
+        >>> scenario = fedmjp.Scenario(model={"name": "deit_tiny", "image_size": 64, "patch_size": 8})
+        >>> exchange = scenario.exchange(fedmjp.bundled_pictures(1, size=64))
+        >>> result = fedmjp.attack("patch_embedding", exchange.upload, scenario)
+        >>> fedmjp.score(result, exchange.private, metrics=("psnr",))["psnr"].item() > 60
+        True
     """
 
     name = "patch_embedding"
@@ -39,18 +47,17 @@ class PatchEmbedding(ClosedForm[Entrance]):
     summary = "least squares on patch-embedding and position-embedding gradients, unmodified model"
     requires = "gradients or deltas of patch and position embedding; no more patches than dimensions"
     exploits = "the position embedding's gradient shows the gradient at every token; the patch embedding is linear"
-    needs_network = False
     right_side = names.PATCH_WEIGHT
 
     def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
-        """Needs a model of a size that it can solve, besides what every closed form needs."""
+        """Refuse more patches than it can solve for, besides what every closed form refuses."""
         return super().requirement(model, threat) or self._size_refusal(model)
 
     def _size_refusal(self, model: Entrance) -> str | None:
         return count_refusal(model.grid**2, len(model.get_parameter(names.PATCH_WEIGHT)))
 
     def caveat(self, model: Entrance, threat: ThreatModel) -> str | None:
-        """Batches are underdetermined."""
+        """Warn that batches are underdetermined."""
         if threat.batch_size == 1:
             return None
         dim = len(model.get_parameter(names.PATCH_WEIGHT))
@@ -60,19 +67,19 @@ class PatchEmbedding(ClosedForm[Entrance]):
         )
 
     def _system(self, upload: Upload, model: Entrance, threat: ThreatModel) -> System:
-        seen = self._seen(upload, model, threat)
+        tokens = self._seen(upload, model, threat)
         right = on_device(upload, names.PATCH_WEIGHT, model).flatten(1)
-        equations = len(right) / (upload.num_examples * len(seen.mask))
-        diagnostics = {"masked_patches": float(seen.mask.sum()), "equations_per_unknown": equations}
-        return System(seen, seen.unknowns, right, diagnostics)
+        equations = len(right) / (upload.num_examples * len(tokens.mask))
+        diagnostics = {"masked_patches": float(tokens.mask.sum()), "equations_per_unknown": equations}
+        return System(tokens, tokens.unknowns, right, diagnostics)
 
     def _solve(self, systems: Sequence[System], model: Entrance, rounding: float) -> list[Solution]:
         del model, rounding
-        solved = solve_patches([system.seen for system in systems], [system.right for system in systems])
+        solved = solve_patches([system.tokens for system in systems], [system.right for system in systems])
         return [(patches, {}) for patches in solved]
 
 
-class PatchEmbeddingWiener(PatchEmbedding):
+class PatchEmbeddingWiener(PatchEmbeddingAttack):
     """The equation of ``patch_embedding`` with noise and a prior of natural patches (Wiener filter).
 
     For uploads that are noisy, pruned, quantised, in half precision, or a small difference of large
@@ -89,7 +96,7 @@ class PatchEmbeddingWiener(PatchEmbedding):
     handled = frozenset({"scaled", "noisy", "rounded"})
 
     def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
-        """How much noise there is, it estimates from equations that are left over."""
+        """Name noise where equations are left over to estimate it from."""
         del threat
         measurable = model.grid**2 < len(model.get_parameter(names.PATCH_WEIGHT))
         return self.handled if measurable else self.handled - {"noisy"}
@@ -99,7 +106,7 @@ class PatchEmbeddingWiener(PatchEmbedding):
 
     def _system(self, upload: Upload, model: Entrance, threat: ThreatModel) -> System:
         system = super()._system(upload, model, threat)
-        return replace(system, rows=system.seen.in_place())
+        return replace(system, rows=system.tokens.in_place())
 
     def _solve(self, systems: Sequence[System], model: Entrance, rounding: float) -> list[Solution]:
         prior = natural_inputs(model)

@@ -6,13 +6,13 @@ from dataclasses import replace
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
-from fedmjp.attacks.base import picture
+from fedmjp.attacks.base import Attack, picture
 from fedmjp.attacks.entries import COARSE, coarse, read_entries, unread
 from fedmjp.attacks.joint_posterior import Equations, PicturePrior, agreement, most_likely
 from fedmjp.attacks.natural_patches import prior_refusal
-from fedmjp.attacks.one_by_one import OneByOne
-from fedmjp.attacks.patch_embedding import PatchEmbedding, PatchEmbeddingWiener
+from fedmjp.attacks.patch_embedding import PatchEmbeddingAttack, PatchEmbeddingWiener
 from fedmjp.attacks.recover import count_refusal
 from fedmjp.attacks.token_gradients import positions_refusal, shown_tokens
 from fedmjp.config import Config
@@ -33,7 +33,7 @@ class DegradedOptions(Config):
     rounds: int = Field(26, ge=1, le=200, description="of the alternation between both sides, at most")
 
 
-class PatchEmbeddingDegraded(OneByOne[Entrance]):
+class PatchEmbeddingDegraded(Attack[Entrance]):
     """Solve G_E = D^T X where each entry of G_E and of D is known as far as the defences leave it known.
 
     Noise and rounding are noise on both sides; what was pruned lies below the smallest entry that was kept; a
@@ -60,16 +60,15 @@ class PatchEmbeddingDegraded(OneByOne[Entrance]):
     options_type = DegradedOptions
     reads_others = True
     any_steps = True  # the equation is linear in the gradients, which steps add up
-    needs_network = False
     uses_natural_patches = True
 
     def tensors(self, model: Entrance) -> Sequence[str]:
-        """Both sides of the equation."""
+        """Name both sides of the equation."""
         del model
         return [names.POSITION_EMBEDDING, names.PATCH_WEIGHT]
 
     def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
-        """Needs one picture per upload, unmasked, of a size that the prior knows."""
+        """Refuse masks, batches and sizes that the prior does not know."""
         if model.defended:
             return "takes no masks into account: of MJP uploads take an attack that does, such as mjp_intersection"
         if threat.batch_size > 1:
@@ -77,17 +76,20 @@ class PatchEmbeddingDegraded(OneByOne[Entrance]):
         return positions_refusal(model) or prior_refusal(model)
 
     def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
-        """All that is done to entries, where what a defence leaves is not hidden by another."""
+        """Name all that is done to entries, unless one defence hides what another leaves."""
         del model
         scaled: frozenset[Mark] = frozenset({"scaled"})
         entries: frozenset[Mark] = frozenset({"rounded", "noisy"})
         return scaled | entries | COARSE if unread(threat) is None else scaled
 
-    def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
+    @override
+    def reconstruct(
+        self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator
+    ) -> Reconstruction:
         if is_clean(upload, threat):
             few = count_refusal(model.grid**2, len(model.get_parameter(names.PATCH_WEIGHT))) is None
-            exact = PatchEmbedding() if few else PatchEmbeddingWiener()
-            return exact.reconstruct([replace(upload, others=())], model, threat, generator=generator)[0]
+            exact = PatchEmbeddingAttack() if few else PatchEmbeddingWiener()
+            return exact.run([replace(upload, others=())], model, threat, generator=generator)[0]
         pictures = PicturePrior(model)
         linked = [upload, *further(upload, pictures, model, threat)]
         by_weights: dict[str, list[Upload]] = {}
@@ -100,13 +102,25 @@ class PatchEmbeddingDegraded(OneByOne[Entrance]):
 
 
 def is_clean(upload: Upload, threat: ThreatModel) -> bool:
-    """Whether entries are as the client computed them, in float32."""
+    """Say whether entries are as the client computed them, in float32.
+
+    Args:
+        upload: A client's upload.
+        threat: States the defences.
+    """
     whole = all(torch.finfo(tensor.dtype).eps / 2 <= FLOAT32 for tensor in upload.tensors.values())
     return whole and threat.marks <= {"scaled"}
 
 
 def further(upload: Upload, pictures: PicturePrior, model: Entrance, threat: ThreatModel) -> list[Upload]:
-    """Of the others those of the same picture: a first look at each alone agrees with that at this one."""
+    """Select the client's further uploads of the same picture: a first look at each alone agrees with that at this one.
+
+    Args:
+        upload: With its ``others``.
+        pictures: The prior.
+        model: The model that the server had sent.
+        threat: States defences and crops.
+    """
 
     def look(at: Upload) -> Tensor:
         return most_likely([_equations([at], model, threat)], pictures, 1)[0]
@@ -114,20 +128,24 @@ def further(upload: Upload, pictures: PicturePrior, model: Entrance, threat: Thr
     if threat.crop_scale or not upload.others:
         return []
     first = look(upload)
-    return [other for other in upload.others if agreement(first, look(other), pictures) > ALIKE]
+    return [candidate for candidate in upload.others if agreement(first, look(candidate), pictures) > ALIKE]
 
 
 def different(uploads: Sequence[Upload]) -> list[Upload]:
-    """Without those that say what one before them says."""
-    told: list[Upload] = []
+    """Leave out uploads that repeat an earlier one.
+
+    Args:
+        uploads: Those of the same weights.
+    """
+    distinct: list[Upload] = []
     for upload in uploads:
-        if not any(torch.equal(_patch(upload), _patch(other)) for other in told):
-            told.append(upload)
-    return told
+        if not any(torch.equal(_patch(upload), _patch(former)) for former in distinct):
+            distinct.append(upload)
+    return distinct
 
 
 def _equations(uploads: Sequence[Upload], model: Entrance, threat: ThreatModel) -> Equations:
-    """Of uploads of the same weights; those that are equal are one observation."""
+    """Set up the equations of uploads of the same weights; equal uploads are one observation."""
     rows, right = [], []
     for upload in different(uploads):
         positions = upload.tensors[names.POSITION_EMBEDDING][0].to(model.mean.device)
@@ -139,5 +157,5 @@ def _equations(uploads: Sequence[Upload], model: Entrance, threat: ThreatModel) 
 
 
 def _patch(upload: Upload) -> Tensor:
-    """The patch embedding's gradient, (dim, values)."""
+    """Return the patch embedding's gradient, (dim, values)."""
     return upload.tensors[names.PATCH_WEIGHT].flatten(1)

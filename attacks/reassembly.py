@@ -53,7 +53,7 @@ def reassemble(
     tries: int = 1,
     until: float = math.inf,
 ) -> Tensor:
-    """The order in which patches fit together.
+    """Find the order in which patches fit together.
 
     Args:
         patches: (grid * grid, 3 * patch_size ** 2) in [0, 1], as ``fedmjp.patches`` has them; exact or not.
@@ -61,8 +61,8 @@ def reassemble(
         grid: Patches per side.
         patch_size: At least 2.
         generator: On the CPU.
-        tries: How often at most parts are opened from the first arrangement on; the least misfit is kept.
-        until: Of ``time.thread_time()``: after it no further try begins.
+        tries: The number of times that parts are opened from the first arrangement on; the least misfit is kept.
+        until: Value of ``time.thread_time()`` after which no further try begins.
 
     Returns:
         ``source``, (grid * grid,) int64: place i shows ``patches[source[i]]``, its own outside of the hole.
@@ -78,7 +78,7 @@ def reassemble(
 
 
 def _misfit(pieces: Floats) -> Floats:
-    """[i, j]: how badly piece j of (pieces, rows, columns, 3) fits to the right of piece i, from 0 to 2."""
+    """Return [i, j]: how badly piece j of (pieces, rows, columns, 3) fits to the right of piece i, from 0 to 2."""
     distances = _seam_distances(pieces)
     rank = int(len(distances) * _FITTING_SHARE)
     scale_of_left = np.partition(distances, rank, axis=1)[:, rank, None] / 2 + _LEAST_SCALE
@@ -89,18 +89,18 @@ def _misfit(pieces: Floats) -> Floats:
 
 
 def _seam_distances(pieces: Floats) -> Floats:
-    """[i, j]: distance of the jumps from i to j on its right from those inside of i and of j, summed over rows."""
-    right, left = pieces[:, :, -1], pieces[:, :, 0]
-    jump = left[None] - right[:, None]
-    mean, root = _jumps_inside(right - pieces[:, :, -2])
+    """Return [i, j]: distance of the jumps from i to j on its right from those inside of both, summed over rows."""
+    right_edge, left_edge = pieces[:, :, -1], pieces[:, :, 0]
+    jump = left_edge[None] - right_edge[:, None]
+    mean, root = _jumps_inside(right_edge - pieces[:, :, -2])
     total: Floats = np.linalg.norm((jump - mean[:, None, None]) @ root[:, None], axis=-1).sum(-1)
-    mean, root = _jumps_inside(left - pieces[:, :, 1])
+    mean, root = _jumps_inside(left_edge - pieces[:, :, 1])
     total += np.linalg.norm((-jump - mean[None, :, None]) @ root[None], axis=-1).sum(-1)
     return total
 
 
 def _jumps_inside(jumps: Floats) -> tuple[Floats, Floats]:
-    """Mean (pieces, 3) of a piece's jumps (pieces, rows, 3), and a root of their inverse covariance."""
+    """Return the mean (pieces, 3) of a piece's jumps (pieces, rows, 3), and a root of their inverse covariance."""
     widened = np.concatenate([jumps, np.broadcast_to(_FEW, (len(jumps), *_FEW.shape))], axis=1)
     centred = widened - widened.mean(axis=1, keepdims=True)
     covariance = centred.transpose(0, 2, 1) @ centred / (widened.shape[1] - 1)
@@ -117,7 +117,14 @@ class _Puzzle:
     down: Floats
 
     def solve(self, hole: Places, random: np.random.Generator, tries: int, until: float) -> Places:
-        """Arrange the pieces in the hole; entry i is the piece at place i."""
+        """Arrange the pieces in the hole; entry i is the piece at place i.
+
+        Args:
+            hole: Places that may change.
+            random: Draws the parts that are opened again.
+            tries: At least 1.
+            until: Value of ``time.thread_time()``.
+        """
         first = self._anneal(np.arange(self.grid**2), hole, _STEPS)
         ends = [self._reopened(first, hole, random)]
         while len(ends) < tries and time.thread_time() < until:
@@ -128,17 +135,17 @@ class _Puzzle:
         """Open parts of the hole and anneal them again, as long as it helps."""
         least, idle = float(self._misfit_at(source).sum()), 0
         for _ in range(_ROUNDS):
-            tried = self._anneal(source, self._doubtful_part(source, hole, random), _STEPS_AGAIN)
-            misfit = float(self._misfit_at(tried).sum())
+            candidate = self._anneal(source, self._doubtful_part(source, hole, random), _STEPS_AGAIN)
+            misfit = float(self._misfit_at(candidate).sum())
             idle = 0 if misfit < least else idle + 1
             if misfit < least:
-                source, least = tried, misfit
+                source, least = candidate, misfit
             if idle == _PATIENCE:
                 break
         return source
 
     def _misfit_at(self, source: Places) -> Floats:
-        """(places,) misfit of the seams of each place."""
+        """Return the misfit (places,) of the seams of each place."""
         pieces = source.reshape(self.grid, self.grid)
         misfit = np.zeros(pieces.shape)
         across, down = self.across[pieces[:, :-1], pieces[:, 1:]], self.down[pieces[:-1], pieces[1:]]
@@ -149,7 +156,7 @@ class _Puzzle:
         return misfit.ravel()
 
     def _doubtful_part(self, source: Places, hole: Places, random: np.random.Generator) -> Places:
-        """The places of the hole that are nearest to one, two or three that fit badly."""
+        """Draw the places of the hole that are nearest to one, two or three that fit badly."""
         misfit = self._misfit_at(source)[hole] + np.finfo(np.float64).tiny
         centres = random.choice(hole, random.integers(1, _MOST_CENTRES + 1), p=misfit / misfit.sum())
         at, of_centres = np.divmod(hole, self.grid), np.divmod(centres, self.grid)
@@ -175,9 +182,9 @@ class _Puzzle:
         return arranged
 
     def _surroundings(self, source: Places, free: Places) -> tuple[Floats, list[tuple[Places, Floats]]]:
-        """(places, pieces) misfit of the free places with certain neighbours, and what each has on its four sides.
+        """Return the misfit (places, pieces) of free places with certain neighbours, and what is on their four sides.
 
-        Per side, that is the free place there, or the number of them for none, and the misfit [its piece, own piece].
+        Per side, that is the free place at it, or the number of them for none, and the misfit [its piece, own piece].
         """
         rows, columns = np.divmod(free, self.grid)
         numbers = np.full(self.grid**2, len(free))
@@ -190,15 +197,15 @@ class _Puzzle:
         sides = []
         neighbours = (0, -1, self.across), (0, 1, self.across.T), (-1, 0, self.down), (1, 0, self.down.T)
         for down, across, misfit in neighbours:
-            there = rows + 1 + down, columns + 1 + across
-            fixed = (numbers[there] == len(free)) & (pieces[there] >= 0)
-            certain[fixed] += misfit[pieces[there][fixed]][:, free_pieces]
-            sides.append((numbers[there], np.ascontiguousarray(misfit[np.ix_(free_pieces, free_pieces)])))
+            neighbour = rows + 1 + down, columns + 1 + across
+            fixed = (numbers[neighbour] == len(free)) & (pieces[neighbour] >= 0)
+            certain[fixed] += misfit[pieces[neighbour][fixed]][:, free_pieces]
+            sides.append((numbers[neighbour], np.ascontiguousarray(misfit[np.ix_(free_pieces, free_pieces)])))
         return certain, sides
 
 
 def _balanced(logits: Floats) -> Floats:
-    """The doubly stochastic matrix of the exponentials, by Sinkhorn's iteration."""
+    """Balance the exponentials to a doubly stochastic matrix, by Sinkhorn's iteration."""
     weights: Floats = np.exp(logits - logits.max(axis=1, keepdims=True)) + _LEAST_BELIEF
     for _ in range(_BALANCINGS):
         weights /= weights.sum(axis=0)

@@ -13,8 +13,8 @@ from fedmjp.models.entrance import channel_values, denormalised
 from fedmjp.models.probing import MOST_PREFIX_TOKENS
 from fedmjp.patches import from_patches
 
-# Share of the patch embedding's gradient that one picture may leave unexplained. Of one picture it was 2e-7 in float32
-# and at most 2.1e-3 in bfloat16. Of two pictures it was 8e-3 to 0.24, and with one label for both at least 2.6e-3.
+# Share of the patch embedding's gradient that one picture may leave unexplained. One picture left 2e-7 in float32
+# and at most 2.1e-3 in bfloat16. Two pictures left 8e-3 to 0.24, and with one label for both at least 2.6e-3.
 UNEXPLAINED = 3e-3
 
 
@@ -31,12 +31,12 @@ def recover(
     The attack ``patch_embedding`` does the same; ``fedmjp.adopt`` finds the two gradients in any module.
 
     Args:
-        patch_gradient: Of the patch embedding's weight, (dim, 3, patch, patch), as a Conv2d has it.
-        position_gradient: Of the position embedding, (1, tokens, dim) or (tokens, dim). Its last rows are of the
+        patch_gradient: The gradient of the patch embedding's weight, (dim, 3, patch, patch), as a Conv2d has it.
+        position_gradient: That of the position embedding, (1, tokens, dim) or (tokens, dim). Its last rows are of the
             patches, row by row, as many as the largest square number; before them are up to eight others, such as that
             of a class token.
-        mean: What the client subtracted from the three channels of its picture, whose values lie in [0, 1].
-        std: What it divided them by then.
+        mean: Subtracted by the client from the three channels of its picture, whose values lie in [0, 1].
+        std: The client's divisor of these channels.
 
     Returns:
         The picture, (3, size, size), float32 in [0, 1].
@@ -61,46 +61,55 @@ def recover(
     """
     centre, scale = channel_values(mean, std)
     right, rows, prefix_tokens = _checked(patch_gradient, position_gradient)
-    seen = shown_tokens(rows, prefix_tokens)
-    refusal = count_refusal(len(seen.mask), len(right)) or inexact_refusal(seen, right)
+    tokens = shown_tokens(rows, prefix_tokens)
+    refusal = count_refusal(len(tokens.mask), len(right)) or inexact_refusal(tokens, right)
     if refusal:
         raise BadInputError(refusal)
-    (patches,) = solve_patches([seen], [right])
+    (patches,) = solve_patches([tokens], [right])
     patch_size = patch_gradient.shape[-1]
     entered = from_patches(patches[None], patch_size * math.isqrt(len(patches)), patch_size)
     return denormalised(entered, *(torch.tensor(values).view(3, 1, 1) for values in (centre, scale)))[0].float()
 
 
-def solve_patches(seen: Sequence[TokenGradients], right: Sequence[Tensor]) -> list[Tensor]:
+def solve_patches(uploads: Sequence[TokenGradients], right: Sequence[Tensor]) -> list[Tensor]:
     """Solve the closed form of several uploads that show equally many tokens.
 
     Args:
-        seen: The gradients at each upload's tokens.
+        uploads: The gradients at each upload's tokens.
         right: Each upload's gradient of the patch embedding, (dim, values) float64.
 
     Returns:
-        Of each upload the normalised patches (patches, values), in place.
+        For each upload the normalised patches (patches, values), in place.
     """
-    solved = least_squares(torch.stack([tokens.unknowns for tokens in seen]), torch.stack(list(right)))
-    return [tokens.spread(values) for tokens, values in zip(seen, solved, strict=True)]
+    solved = least_squares(torch.stack([tokens.unknowns for tokens in uploads]), torch.stack(list(right)))
+    return [tokens.spread(values) for tokens, values in zip(uploads, solved, strict=True)]
 
 
 def count_refusal(patches: int, dim: int) -> str | None:
-    """Say that there are too many patches for the closed form; None if there are not."""
+    """Say that there are too many patches for the closed form; None if there are not.
+
+    Args:
+        patches: Patches of a picture.
+        dim: Dimensions of a token.
+    """
     if patches > dim:
         return f"{patches} patches are more unknowns than the {dim} equations per pixel: underdetermined"
     return None
 
 
-def inexact_refusal(seen: TokenGradients, right: Tensor) -> str | None:
+def inexact_refusal(tokens: TokenGradients, right: Tensor) -> str | None:
     """Say why the closed form cannot be exact for two gradients; None if it is, as far as they show.
 
-    Of one picture, the patch embedding's gradient ``right`` (dim, values) lies in the span of the tokens' gradients,
-    which has as many dimensions as there are tokens. With as many tokens as dimensions any does.
+    Of one picture, the patch embedding's gradient lies in the span of the tokens' gradients, which has as many
+    dimensions as there are tokens. With as many tokens as dimensions any does.
+
+    Args:
+        tokens: The gradients at the tokens.
+        right: The patch embedding's gradient, (dim, values).
     """
     if not right.any():
         return "the patch embedding's gradient is zero everywhere: nothing to solve for"
-    directions, singular, _ = torch.linalg.svd(seen.unknowns.mT, full_matrices=False)
+    directions, singular, _ = torch.linalg.svd(tokens.unknowns.mT, full_matrices=False)
     rank = int((singular > NEGLIGIBLE * singular[0]).sum())
     span = directions[:, :rank]
     outside = float((right - span @ (span.mT @ right)).norm() / right.norm())
@@ -109,19 +118,19 @@ def inexact_refusal(seen: TokenGradients, right: Tensor) -> str | None:
             f"the two gradients are not of one picture: {outside:.1%} of the patch embedding's lies outside of what "
             "the tokens' gradients span, as of the mean over a batch, of masked tokens, or with noise"
         )
-    if rank < (tokens := len(seen.unknowns)):
-        return f"the gradients at {tokens} tokens span {rank} dimensions, which leave the picture open"
+    if rank < (count := len(tokens.unknowns)):
+        return f"the gradients at {count} tokens span {rank} dimensions, which leave the picture open"
     return None
 
 
 def _checked(patch_gradient: Tensor, position_gradient: Tensor) -> tuple[Tensor, Tensor, int]:
-    """The gradients as (dim, values) and (tokens, dim) float64, and how many tokens come before the patches."""
+    """Return the gradients as (dim, values) and (tokens, dim) float64, and the number of tokens before the patches."""
     shape, table = tuple(patch_gradient.shape), tuple(position_gradient.shape)
     if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3]:
         raise BadInputError(f"the patch embedding's gradient has shape {shape}, not (dim, 3, patch, patch)")
     if len(table) not in (2, 3) or table[:-2] not in ((), (1,)) or table[-1] != shape[0]:
-        wanted = f"(1, tokens, {shape[0]}) or (tokens, {shape[0]})"
-        raise BadInputError(f"the position embedding's gradient has shape {table}, not {wanted}")
+        shapes = f"(1, tokens, {shape[0]}) or (tokens, {shape[0]})"
+        raise BadInputError(f"the position embedding's gradient has shape {table}, not {shapes}")
     prefix_tokens = table[-2] - math.isqrt(table[-2]) ** 2
     if prefix_tokens > MOST_PREFIX_TOKENS:
         raise BadInputError(

@@ -3,14 +3,14 @@
 In the tests of a package that adds an attack::
 
     import pytest
-    from fedmjp.attacks.testing import CHECKS, Trial
+    from fedmjp.attacks.testing import CHECKS, AttackTrial
 
     @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
     def test_conformance(check):
-        check(Trial(attack=MyAttack(), model="deit_tiny"))
+        check(AttackTrial(attack=MyAttack(), model="deit_tiny"))
 
 Everything runs on small untrained models (64 x 64 pixels) and bundled pictures, without a network.
-A check that fails raises ``ConformanceError``, which says what the attack did wrong.
+A check that fails raises ``AttackConformanceError``, which says what the attack did wrong.
 """
 
 import copy
@@ -36,6 +36,7 @@ from fedmjp.records import Disclosure, Reconstruction, Upload
 from fedmjp.scenario import Scenario
 from fedmjp.threat import ThreatModel
 
+STATED = ("name", "paper", "summary", "requires", "exploits")
 SEED = 0
 UPLOADS = 2
 SINGLE_GRADIENT = ThreatModel()
@@ -53,18 +54,18 @@ LABELS = 0.75  # share of labels that an attack which reveals them has to tell r
 WITHIN = 3.0  # dB of PSNR by which an adapted attack may stay behind the better of these
 
 
-class ConformanceError(AssertionError):
-    """The attack breaks the contract in the way that the message says."""
+class AttackConformanceError(AssertionError):
+    """A breach of the contract, in the way that the message says."""
 
 
 @dataclass(frozen=True)
-class Trial:
+class AttackTrial:
     """An attack with the options to test it with, and the control on which it has to show that it leaks.
 
     Attributes:
         model: Name of an undefended model that it applies to.
-        threat: What it is granted, how often clients upload, and what they do to updates. Of a server that changes
-            weights, all clients must be sent the same.
+        threat: The attacker's knowledge, number of uploads, defences. A server that changes weights must send
+            the same to all clients.
         gain: PSNR in dB by which it must beat the grey picture on that model; None for an attack without this claim.
             An attack that reveals something else, and makes the claim, has to tell ``LABELS`` of the labels.
         tolerance: Largest difference of a pixel, or of an entry of a feature, between an upload attacked alone and in a
@@ -82,7 +83,12 @@ class Trial:
     device: str = "cpu"
 
     def scenario(self, *defences: str, besides: Sequence[str] = ()) -> Scenario:
-        """What clients do: the defences of the threat model, others before them, and others ``besides``, after."""
+        """Return the scenario of the clients.
+
+        Args:
+            defences: Before those of the threat model.
+            besides: After those.
+        """
         shared = set(ThreatModel.model_fields) & set(Scenario.model_fields) - {"defences"}
         clients = self.threat.clients * (SUMMED if any("secure_sum" in defence for defence in besides) else 1)
         values = {
@@ -96,18 +102,27 @@ class Trial:
         return Scenario.parse(values)
 
     def uploads(self, model: VitClassifier) -> list[Upload]:
-        """What the clients send, with labels and others where the threat model grants them, anew each time."""
+        """Return what the clients send, with labels and others where the threat model grants them, anew each time.
+
+        Args:
+            model: Defended or not.
+        """
         return [_anew(exchange.upload) for exchange in _exchanges(self.scenario(*(["mjp"] if model.defended else [])))]
 
     def control(self, *defences: str) -> tuple[VitClassifier, list[Upload]]:
-        """The small model and what the clients send, anew each time."""
+        """Return the small model and what the clients send, anew each time."""
         model = copy.deepcopy(_sent(self.scenario(*defences)))
         return model, self.uploads(model)
 
     def run(self, uploads: Sequence[Upload], model: VitClassifier) -> list[Disclosure]:
-        """Attack with a generator of the suite's seed."""
+        """Attack with a generator of the suite's seed.
+
+        Args:
+            uploads: The clients' uploads.
+            model: The model that they were sent.
+        """
         generator = torch.Generator().manual_seed(SEED)
-        return self.attack.reconstruct(uploads, model, self.threat, generator=generator)
+        return self.attack.run(uploads, model, self.threat, generator=generator)
 
 
 def _network(scenario: Scenario) -> VitClassifier:
@@ -120,72 +135,94 @@ def _drawn(network: ModelConfig, device: str) -> VitClassifier:
 
 
 def _sent(scenario: Scenario) -> VitClassifier:
-    """With the weights that clients are sent, if the server changes them."""
+    """Return the model with the weights that clients are sent, if the server changes them."""
     changed = _exchanges(scenario)[0].changed if scenario.server else ()
     return with_weights(_network(scenario), changed[0] if changed else {})
 
 
 @lru_cache(maxsize=16)
 def _exchanges(scenario: Scenario) -> list[Exchange]:
-    """Of each client, or each group of clients whose updates are summed."""
+    """Exchange with each client, or each group of clients whose updates are summed."""
     selection, model = select_for(scenario), _network(scenario)
     batches = selection.batches(scenario)
     return [scenario.exchange([selection.load(entry) for entry in batch], model=model) for batch in batches]
 
 
-def _anew(upload: Upload, kept: Sequence[str] | None = None) -> Upload:
-    """With tensors of its own: all, or some."""
-    tensors = {name: upload.tensors[name].clone() for name in (upload.tensors if kept is None else kept)}
-    return replace(upload, tensors=tensors, others=tuple(_anew(other, kept) for other in upload.others))
+def _anew(upload: Upload, names: Sequence[str] | None = None) -> Upload:
+    """Copy an upload with tensors of its own: all, or some."""
+    tensors = {name: upload.tensors[name].clone() for name in (upload.tensors if names is None else names)}
+    return replace(upload, tensors=tensors, others=tuple(_anew(sibling, names) for sibling in upload.others))
 
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
-        raise ConformanceError(message)
+        raise AttackConformanceError(message)
 
 
-def _shown(made: Disclosure) -> tuple[Tensor, ...]:
-    """What it says of the pictures: images, or labels and, where there are any, features."""
-    if isinstance(made, Reconstruction):
-        return (made.images,)
-    return (made.labels,) if made.features is None else (made.labels, made.features)
+def _shown(disclosure: Disclosure) -> tuple[Tensor, ...]:
+    """Return what a disclosure says: images, or labels and, where there are any, features."""
+    if isinstance(disclosure, Reconstruction):
+        return (disclosure.images,)
+    return (disclosure.labels,) if disclosure.features is None else (disclosure.labels, disclosure.features)
 
 
-def _same(here: Disclosure, there: Disclosure, tolerance: float = 0.0) -> bool:
-    pairs = list(zip(_shown(here), _shown(there), strict=True))
-    return all(one.shape == other.shape and float((one - other).abs().max()) <= tolerance for one, other in pairs)
+def _same(former: Disclosure, latter: Disclosure, tolerance: float = 0.0) -> bool:
+    pairs = list(zip(_shown(former), _shown(latter), strict=True))
+    return all(
+        left_part.shape == right_part.shape and float((left_part - right_part).abs().max()) <= tolerance
+        for left_part, right_part in pairs
+    )
 
 
-def gives_what_it_reveals(trial: Trial) -> None:
-    """One disclosure per upload, finite, of pictures in [0, 1] and of the right shape, with and without a defence."""
+def states_what_it_is(trial: AttackTrial) -> None:
+    """Require the attributes that ``fedmjp list attacks`` prints.
+
+    Args:
+        trial: The attack and its control.
+    """
+    for attribute in STATED:
+        text = getattr(trial.attack, attribute, "")
+        _require(isinstance(text, str) and bool(text.strip()), f"states no {attribute}")
+
+
+def gives_what_it_reveals(trial: AttackTrial) -> None:
+    """Require one disclosure per upload, of pictures in [0, 1] and of the right shape, with and without a defence.
+
+    Args:
+        trial: The attack and its control.
+    """
     for defences in ((), ("mjp",)):
         model, uploads = trial.control(*defences)
         if trial.attack.refusal(model, trial.threat):
             _require(bool(defences), f"{trial.attack.name} refuses its own control {trial.model}")
             continue
-        made = trial.run(uploads, model)
-        _require(len(made) == UPLOADS, f"{len(made)} disclosures for {UPLOADS} uploads")
+        disclosures = trial.run(uploads, model)
+        _require(len(disclosures) == UPLOADS, f"{len(disclosures)} disclosures for {UPLOADS} uploads")
         size, count = model.image_size, trial.threat.batch_size
-        for disclosed in made:  # what is no picture, or not finite, could not be made
+        for disclosed in disclosures:  # what is no picture, or not finite, could not be made
             first, *_ = _shown(disclosed)
             expected = (count, 3, size, size) if isinstance(disclosed, Reconstruction) else (count,)
             _require(tuple(first.shape) == expected, f"{trial.attack.reveals} of shape {tuple(first.shape)}")
 
 
-def changes_nothing(trial: Trial) -> None:
-    """Uploads, model and torch's global generator are as they were."""
+def changes_nothing(trial: AttackTrial) -> None:
+    """Require that uploads, model and torch's global generator stay as they are.
+
+    Args:
+        trial: The attack and its control.
+    """
     model, uploads = trial.control()
-    given = [source for upload in uploads for source in (upload, *upload.others)]
-    before = copy.deepcopy([dict(upload.tensors) for upload in given])
+    sources = [source for upload in uploads for source in (upload, *upload.others)]
+    tensors_sent = copy.deepcopy([dict(upload.tensors) for upload in sources])
     weights, mode, state = copy.deepcopy(model.state_dict()), model.training, torch.random.get_rng_state()
     trial.run(uploads, model)
-    for upload, tensors in zip(given, before, strict=True):
+    for upload, tensors in zip(sources, tensors_sent, strict=True):
         for name, tensor in tensors.items():
             _require(torch.equal(upload.tensors[name], tensor), f"changes the upload's tensor {name}")
-    after = model.state_dict()
-    _require(weights.keys() == after.keys(), "changes what the model consists of")
+    state_now = model.state_dict()
+    _require(weights.keys() == state_now.keys(), "changes what the model consists of")
     for name, tensor in weights.items():
-        _require(torch.equal(after[name], tensor), f"changes the model's {name}")
+        _require(torch.equal(state_now[name], tensor), f"changes the model's {name}")
     _require(model.training == mode, "leaves the model in another mode")
     for module in model.modules():
         hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
@@ -194,27 +231,39 @@ def changes_nothing(trial: Trial) -> None:
     _require(torch.equal(torch.random.get_rng_state(), state), "draws from torch's global generator")
 
 
-def is_deterministic(trial: Trial) -> None:
-    """The same generator gives the same result, bit by bit."""
+def is_deterministic(trial: AttackTrial) -> None:
+    """Require the same result of the same generator, bit by bit.
+
+    Args:
+        trial: The attack and its control.
+    """
     model, uploads = trial.control()
     for first, second in zip(trial.run(uploads, model), trial.run(uploads, model), strict=True):
         _require(_same(first, second), "two runs with the same generator differ")
 
 
-def treats_uploads_independently(trial: Trial) -> None:
-    """What is made of an upload does not depend on what else is in the stack, nor on its place there."""
+def treats_uploads_independently(trial: AttackTrial) -> None:
+    """Require that a result depends neither on what else is in the stack, nor on its place there.
+
+    Args:
+        trial: The attack and its control.
+    """
     model, uploads = trial.control()
     stacked = trial.run(uploads, model)
     turned = trial.run(uploads[::-1], model)[::-1]
     alone = [trial.run([upload], model)[0] for upload in uploads]
-    for case, others in (("alone", alone), ("in another place of the stack", turned)):
-        for here, there in zip(stacked, others, strict=True):
-            alike = _same(here, there, trial.tolerance)
-            _require(alike, f"an upload {case} gives something else, by more than {trial.tolerance:g}")
+    for case, results in (("alone", alone), ("in another place of the stack", turned)):
+        for stacked_result, single_result in zip(stacked, results, strict=True):
+            equal = _same(stacked_result, single_result, trial.tolerance)
+            _require(equal, f"an upload {case} gives something else, by more than {trial.tolerance:g}")
 
 
-def reads_what_it_declares(trial: Trial) -> None:
-    """With only the tensors that ``tensors`` names the result is the same; without one it is refused."""
+def reads_what_it_declares(trial: AttackTrial) -> None:
+    """Require the same result from the tensors that ``tensors`` names alone, and a refusal without one of them.
+
+    Args:
+        trial: The attack and its control.
+    """
     model, (upload, *_) = trial.control()
     declared = list(trial.attack.tensors(model))
     if not declared:
@@ -222,18 +271,24 @@ def reads_what_it_declares(trial: Trial) -> None:
     try:
         whole, reduced = (trial.run([version], model)[0] for version in (upload, _anew(upload, declared)))
     except KeyError as error:
-        raise ConformanceError(f"reads the tensor {error}, which it does not declare") from error
+        raise AttackConformanceError(f"reads the tensor {error}, which it does not declare") from error
     _require(_same(whole, reduced), "reads tensors that it does not declare")
     if len(declared) > 1:
         _expect_refusal(trial, _anew(upload, declared[1:]), model, f"an upload without {declared[0]}")
 
 
-def refuses_what_it_cannot_attack(trial: Trial) -> None:
-    """Uploads of another kind or number of pictures, or of other shapes, are refused with a reason."""
+def refuses_what_it_cannot_attack(trial: AttackTrial) -> None:
+    """Require that uploads of another kind or number of pictures, or of other shapes, are refused with a reason.
+
+    Args:
+        trial: The attack and its control.
+    """
     model, (upload, *_) = trial.control()
-    other: UpdateKind = "delta" if upload.kind == "gradient" else "gradient"
+    foreign_kind: UpdateKind = "delta" if upload.kind == "gradient" else "gradient"
     count = upload.num_examples + 1
-    _expect_refusal(trial, replace(upload, kind=other), model, f"a {other}, which its threat model excludes")
+    _expect_refusal(
+        trial, replace(upload, kind=foreign_kind), model, f"a {foreign_kind}, which its threat model excludes"
+    )
     _expect_refusal(trial, replace(upload, num_examples=count), model, f"an upload of {count} pictures")
     declared = list(trial.attack.tensors(model))
     if declared:
@@ -241,41 +296,48 @@ def refuses_what_it_cannot_attack(trial: Trial) -> None:
         _expect_refusal(trial, replace(upload, tensors=cut), model, f"a cut tensor {declared[0]}")
 
 
-def refuses_sums_and_what_is_withheld(trial: Trial) -> None:
-    """A sum over clients is refused by all that do not take sums; withheld tensors by all that read them, by name."""
+def refuses_sums_and_what_is_withheld(trial: AttackTrial) -> None:
+    """Require a refusal of sums over clients unless it takes them, and of withheld tensors that it reads, by name.
+
+    Args:
+        trial: The attack and its control.
+    """
     model, _ = trial.control()
     if trial.threat.clients == 1:
         summed = trial.scenario(besides=(f"secure_sum:clients={SUMMED}",))
         refusal = trial.attack.refusal(model, summed.threat)
         _require(bool(refusal) is not trial.attack.takes_sums, f"with a sum over clients its refusal is {refusal!r}")
         if trial.attack.takes_sums:
-            made = _disclosed(trial.attack, summed, UPLOADS)
-            count = sum(len(_shown(one)[0]) for one in made or ())
+            disclosures = _disclosed(trial.attack, summed, UPLOADS)
+            count = sum(len(_shown(disclosure)[0]) for disclosure in disclosures or ())
             _require(count == UPLOADS * summed.threat.pictures, f"gives no {trial.attack.reveals} of a sum")
     declared = set(trial.attack.tensors(model))
     for role in roles_of(model):
         withheld = trial.scenario(besides=(f"withhold:roles={role}",)).threat
         missing = declared & withheld.pipeline.withheld(roles_of(model))
         refusal = trial.attack.refusal(model, withheld) or ""
-        named = bool(refusal) and all(name in refusal for name in missing)
-        _require(named if missing else not refusal, f"without {role} its refusal is {refusal!r}")
+        complete = bool(refusal) and all(name in refusal for name in missing)
+        _require(complete if missing else not refusal, f"without {role} its refusal is {refusal!r}")
 
 
-def adapts_to_what_it_claims(trial: Trial) -> None:
-    """Where it counts as adapted to an upload that was degraded, it is about as good as attacks that were measured.
+def adapts_to_what_it_claims(trial: AttackTrial) -> None:
+    """Require that it nearly reaches measured attacks wherever it counts as adapted to a degraded upload.
 
-    Where these attacks, or it, refuse or fail, nothing is compared: a failure that is told proves nothing. Nor is what
-    is no picture.
+    Where these attacks, or it, refuse or fail, nothing is compared: a failure that is told proves nothing. Attacks that
+    reveal no pictures are not compared.
+
+    Args:
+        trial: The attack and its control.
     """
     if trial.threat.defences or trial.threat.batch_size > 1 or trial.attack.reveals != "pictures":
         return
-    for before, degraded in product(((), ("mjp",)), DEGRADED):
-        scenario = trial.scenario(*before, besides=(degraded,))
+    for first_defences, degraded in product(((), ("mjp",)), DEGRADED):
+        scenario = trial.scenario(*first_defences, besides=(degraded,))
         if not trial.attack.adapted(scenario.pipeline, _network(scenario), scenario.threat):
             continue
         mine = _decibels(trial.attack, scenario, 1)
-        others = [_yardstick(name, scenario) for name in YARDSTICKS]
-        best = max((value for value in others if value is not None), default=None)
+        yardsticks = [_yardstick(name, scenario) for name in YARDSTICKS]
+        best = max((value for value in yardsticks if value is not None), default=None)
         if mine is None or best is None:
             continue
         text = f"is adapted to {scenario.pipeline.label}, and gives {mine:.1f} dB where {best:.1f} dB are possible"
@@ -288,27 +350,31 @@ def _yardstick(name: str, scenario: Scenario) -> float | None:
 
 
 def _decibels(attack: Attack[VitClassifier, Disclosure], scenario: Scenario, count: int) -> float | None:
-    """Mean PSNR in dB of the pictures that it makes of so many uploads; None if it refuses or fails."""
-    made = _disclosed(attack, scenario, count)
-    if made is None:
+    """Return the mean PSNR in dB of the pictures that it makes of so many uploads; None if it refuses or fails."""
+    disclosures = _disclosed(attack, scenario, count)
+    if disclosures is None:
         return None
-    images = torch.cat([_shown(one)[0] for one in made])
+    images = torch.cat([_shown(disclosure)[0] for disclosure in disclosures])
     private = torch.cat([exchange.private.clean for exchange in _exchanges(scenario)[:count]])
     return float(metric("psnr").function(images, private).mean())
 
 
 def _disclosed(attack: Attack[VitClassifier, Disclosure], scenario: Scenario, count: int) -> list[Disclosure] | None:
-    """What it makes of so many uploads; None if it refuses or fails."""
+    """Return what it makes of so many uploads; None if it refuses or fails."""
     uploads = [_anew(exchange.upload) for exchange in _exchanges(scenario)[:count]]
     model, generator = copy.deepcopy(_sent(scenario)), torch.Generator().manual_seed(SEED)
     try:
-        return attack.reconstruct(uploads, model, scenario.threat, generator=generator)
+        return attack.run(uploads, model, scenario.threat, generator=generator)
     except (AttackFailedError, AttackNotApplicableError):
         return None
 
 
-def leaks_on_its_control(trial: Trial) -> None:
-    """On the undefended model it beats a guess: an attack that does not proves nothing elsewhere."""
+def leaks_on_its_control(trial: AttackTrial) -> None:
+    """Require that it beats a guess on the undefended model: an attack that does not proves nothing elsewhere.
+
+    Args:
+        trial: The attack and its control.
+    """
     if trial.gain is None:
         return
     model, uploads = trial.control()
@@ -316,18 +382,21 @@ def leaks_on_its_control(trial: Trial) -> None:
     if trial.attack.reveals != "pictures":
         accuracy = metric("label_accuracy").function
         pairs = zip(disclosed, exchanges, strict=True)
-        right = float(torch.cat([accuracy(_shown(made)[0], one.private.labels) for made, one in pairs]).mean())
+        right = float(
+            torch.cat([accuracy(_shown(images)[0], exchange.private.labels) for images, exchange in pairs]).mean()
+        )
         _require(right >= LABELS, f"{trial.attack.name} tells {right:.0%} of the labels, not {LABELS:.0%}")
         return
     psnr = metric("psnr").function
-    made = torch.cat([_shown(result)[0] for result in disclosed])
+    images = torch.cat([_shown(result)[0] for result in disclosed])
     private = torch.cat([exchange.private.clean for exchange in exchanges])
-    gained = float((psnr(made, private) - psnr(torch.full_like(private, 0.45), private)).mean())
+    gained = float((psnr(images, private) - psnr(torch.full_like(private, 0.45), private)).mean())
     text = f"{trial.attack.name} beats the grey picture by {gained:.1f} dB on {trial.model}, not by {trial.gain:.1f} dB"
     _require(gained >= trial.gain, text)
 
 
-CHECKS: tuple[Callable[[Trial], None], ...] = (
+CHECKS: tuple[Callable[[AttackTrial], None], ...] = (
+    states_what_it_is,
     gives_what_it_reveals,
     changes_nothing,
     is_deterministic,
@@ -340,10 +409,10 @@ CHECKS: tuple[Callable[[Trial], None], ...] = (
 )
 
 
-def _expect_refusal(trial: Trial, upload: Upload, model: VitClassifier, what: str) -> None:
+def _expect_refusal(trial: AttackTrial, upload: Upload, model: VitClassifier, subject: str) -> None:
     try:
         trial.run([upload], model)
     except AttackNotApplicableError as error:
-        _require(bool(str(error).strip()), f"refuses {what} without saying why")
+        _require(bool(str(error).strip()), f"refuses {subject} without saying why")
         return
-    raise ConformanceError(f"accepts {what}")
+    raise AttackConformanceError(f"accepts {subject}")

@@ -1,4 +1,4 @@
-"""What the position-embedding gradient says about each token.
+"""The gradients at the tokens, read off the position embedding's gradient.
 
 The position embedding is added to the tokens, so row i of its gradient is the gradient of the loss at token i. With
 MJP, masked tokens use the shared unknown embedding instead, whose gradient is the sum of theirs.
@@ -67,14 +67,14 @@ class TokenGradients:
 
     @property
     def unknowns(self) -> Tensor:
-        """One row (dim,) per token whose value is solved for: ``spread`` puts the values in place."""
+        """Return one row (dim,) per token whose value is solved for: ``spread`` puts the values in place."""
         return torch.cat([self.patches, self.unknown])
 
     def spread(self, values: Tensor) -> Tensor:
-        """Minimum-norm value (patches, values): its own where visible, what the reading says where masked.
+        """Return the minimum-norm value (patches, values): its own where visible, what the reading says where masked.
 
-        ``values`` are those of the visible patches, then that of one token with the unknown embedding's gradient if
-        there is one.
+        Args:
+            values: Those of the visible patches, then of a token with the unknown embedding's gradient, if any.
         """
         visible, unknown = values[: len(self.patches)], values[len(self.patches) :]
         everywhere = visible.new_zeros(len(self.mask), visible.shape[1])
@@ -85,7 +85,7 @@ class TokenGradients:
         return everywhere
 
     def in_place(self) -> Tensor:
-        """One row (dim,) per patch as the reading has it, in place, and the separate token's last if there is one.
+        """Return one row (dim,) per patch as the reading has it, in place, then the separate token's if there is one.
 
         With a prior every place counts, known or not, so that the system is written out in full.
         """
@@ -99,7 +99,11 @@ class TokenGradients:
 
 
 def positions_refusal(model: Entrance) -> str | None:
-    """Say that a model lacks a position embedding; None if it has one."""
+    """Say that a model lacks a position embedding; None if it has one.
+
+    Args:
+        model: The model that the server had sent.
+    """
     reason = "the model has no position embedding, so that no upload shows the gradients at the tokens"
     return None if model.has_positions else reason
 
@@ -108,6 +112,12 @@ def token_gradients(upload: Upload, model: Entrance, threat: ThreatModel, readin
     """Read token gradients and mask out of an upload; of several pictures, their sums and what is masked in all.
 
     Where nobody can tell which patches were masked, none counts as masked. Attackers who know MJP come elsewhere.
+
+    Args:
+        upload: With the gradients of position and unknown embedding.
+        model: The model that the server had sent.
+        threat: States the defences.
+        reading: The meaning that is given to the unknown embedding's gradient.
 
     Raises:
         AttackNotApplicableError: If an undefended model's upload has no gradient at any patch.
@@ -127,7 +137,11 @@ def token_gradients(upload: Upload, model: Entrance, threat: ThreatModel, readin
 
 
 def shown_tokens(rows: Tensor, prefix_tokens: int) -> TokenGradients:
-    """Read an undefended model's position-embedding gradient (tokens, dim): rows of zeros say nothing of a patch.
+    """Read an undefended model's position-embedding gradient: rows of zeros say nothing of a patch.
+
+    Args:
+        rows: (tokens, dim).
+        prefix_tokens: Tokens before the patches.
 
     Raises:
         AttackNotApplicableError: If there is no gradient at any patch.
@@ -140,7 +154,13 @@ def shown_tokens(rows: Tensor, prefix_tokens: int) -> TokenGradients:
 
 
 def oracle_token_gradients(upload: Upload, model: Entrance, threat: ThreatModel) -> TokenGradients:
-    """Every token's gradient, masked or not, as no server sees it: for bounds. The mask is read as in any upload."""
+    """Read every token's gradient, masked or not, as no server sees it: for bounds. The mask is read as in any upload.
+
+    Args:
+        upload: With ``ORACLE_TOKEN_GRADIENTS``.
+        model: The model that the server had sent.
+        threat: States the defences.
+    """
     rows = on_device(upload, names.ORACLE_TOKEN_GRADIENTS, model)[0]
     prefix, patches = rows[: model.prefix_tokens], rows[model.prefix_tokens :]
     without_position = read_mask(upload, model, threat)

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from fedmjp.attacks.base import on_device
-from fedmjp.attacks.one_by_one import OneByOne
-from fedmjp.defences.base import Mark
+from fedmjp.attacks.base import Attack, on_device
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import from_patches
@@ -41,8 +40,8 @@ class Printed:
     occupied: int
 
 
-class TokenImprint(OneByOne[VitClassifier]):
-    """Read the tokens that the server of the same name prints (``fedmjp.server.modifications.token_imprint``).
+class TokenImprint(Attack[VitClassifier]):
+    """A reader of the tokens that the server of the same name prints (``fedmjp.server.modifications.token_imprint``).
 
     The gradients of neighbouring rows of the MLPs differ by the tokens between their thresholds: in the weights by
     sum_t s_t h_t, in the biases by sum_t s_t, with h_t the token after LayerNorm and s_t its weight. Their ratio is a
@@ -61,14 +60,15 @@ class TokenImprint(OneByOne[VitClassifier]):
     exploits = "a row of an MLP whose threshold lies between two tokens tells them apart"
     takes_sums = True
     stack = 1
+    handled = frozenset({"scaled", "summed"})  # the scale cancels in the ratio; all pictures of a sum are read
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """Gradients of the first layer of all MLPs but the last."""
+        """Name the gradients of the first layer of all MLPs but the last."""
         blocks = range(len(model.backbone.blocks) - 1)
         return [f"backbone.blocks.{block}.mlp.fc1.{part}" for block in blocks for part in ("weight", "bias")]
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs the server that prints tokens."""
+        """Refuse all weights but those of the server that prints tokens."""
         del model
         if threat.server is None or threat.server.name != SERVER:
             sent = "honest weights" if threat.server is None else f"those of {threat.server.name}"
@@ -76,17 +76,13 @@ class TokenImprint(OneByOne[VitClassifier]):
         return None
 
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """More tokens than bins are not alone."""
-        tokens, bins = threat.pictures * model.grid**2, sum(len(each) for each in _biases(model))
+        """Say which share of the tokens is alone in a bin."""
+        tokens, bins = threat.pictures * model.grid**2, sum(len(biases) for biases in _biases(model))
         alone = float(torch.exp(torch.tensor(-tokens / bins)))
         return f"{self.name}: {tokens} patches in {bins} bins: about {100 * alone:.0f} % are alone, others stay grey"
 
-    def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """A factor is on both sides of the ratio; of a sum over clients, all pictures are read."""
-        del model, threat
-        return frozenset({"scaled", "summed"})
-
-    def _one(
+    @override
+    def reconstruct(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
         del threat, generator  # nothing is drawn
@@ -115,7 +111,12 @@ def _biases(model: VitClassifier) -> list[Tensor]:
 
 
 def read_tokens(upload: Upload, model: VitClassifier) -> Printed:
-    """Every token that was alone in a bin, in the order of the measurement."""
+    """Read every token that was alone in a bin, in the order of the measurement.
+
+    Args:
+        upload: With the gradients of the MLPs' first layers.
+        model: With the weights that the server had changed.
+    """
     blocks = range(len(model.backbone.blocks) - 1)
     weight, bias = (
         torch.cat([on_device(upload, f"backbone.blocks.{block}.mlp.fc1.{part}", model) for block in blocks]).cpu()
@@ -136,16 +137,16 @@ def read_tokens(upload: Upload, model: VitClassifier) -> Printed:
     marks = positions[:, place]
     steps = (tokens[:, place] - marks[0]) / (marks[1] - marks[0])
     places = steps.round().long()
-    alone = (readings.mean(dim=1).abs() < LONE) & ((readings.square().mean(dim=1) - 1).abs() < LONE)
-    alone &= ((steps - places).abs() < PLACE) & (places >= 0) & (places < len(marks))
+    lone = (readings.mean(dim=1).abs() < LONE) & ((readings.square().mean(dim=1) - 1).abs() < LONE)
+    lone &= ((steps - places).abs() < PLACE) & (places >= 0) & (places < len(marks))
     passed = 1 - 1 / dim - readings[:, written].square() / dim  # of a token's LayerNorm, at the dimension written
     embedding = model.get_parameter(names.PATCH_WEIGHT).detach().flatten(1).double().cpu()
-    patches = tokens[alone] @ torch.linalg.pinv(embedding).T
-    return Printed(patches, places[alone], (strength * scale / passed)[alone], len(occupied))
+    patches = tokens[lone] @ torch.linalg.pinv(embedding).T
+    return Printed(patches, places[lone], (strength * scale / passed)[lone], len(occupied))
 
 
 def _merged(bins: Tensor, readings: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """Readings and shares where neighbouring bins share one token, on the threshold between them, taken together."""
+    """Merge the readings and shares of neighbouring bins that share one token, on the threshold between them."""
     first = torch.ones(len(bins), dtype=torch.bool)
     first[1:] = (bins[1:] != bins[:-1] + 1) | ((readings[1:] - readings[:-1]).abs().amax(dim=1) > SAME)
     group = first.cumsum(0) - 1
@@ -157,7 +158,15 @@ def _merged(bins: Tensor, readings: Tensor, shares: Tensor) -> tuple[Tensor, Ten
 
 
 def by_picture(printed: Printed, pictures: int) -> list[Tensor]:
-    """Which tokens make a picture, the fullest first, at most so many; none where two would be mixed."""
+    """Group tokens by picture, the fullest first; leave out groups in which two pictures would be mixed.
+
+    Args:
+        printed: The tokens.
+        pictures: The largest number of groups.
+
+    Returns:
+        For each picture the indices of its tokens.
+    """
     order = printed.weights.argsort()
     values = printed.weights[order]
     gaps = values.diff() > ALIKE * values[1:].abs()

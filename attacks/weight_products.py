@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def weight_products(inputs: Tensor, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """<B^T A, target> and |B^T A|^2 per candidate, differentiable once in A and B.
+    """Compute <B^T A, target> and |B^T A|^2 per candidate, differentiable once in A and B.
 
     Where a weight gradient is larger than A and B multiplied by a row each, it is never formed.
 
@@ -24,18 +24,23 @@ def weight_products(inputs: Tensor, outputs: Tensor, target: Tensor) -> tuple[Te
         Be Strong Differentially Private Learners", ICLR 2022 ("ghost clipping": the norm from products of rows).
     """
     rows, width, height = inputs.shape[1], inputs.shape[2], outputs.shape[2]
-    how = _FromRows if rows * (width + height) < width * height else _Formed
-    terms: tuple[Tensor, Tensor] = how.apply(inputs, outputs, target)
+    function = _FromRows if rows * (width + height) < width * height else _Formed
+    terms: tuple[Tensor, Tensor] = function.apply(inputs, outputs, target)
     return terms
 
 
-def compare(made: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Inner product with the target and with itself, over the last axis."""
-    return torch.linalg.vecdot(made, target), torch.linalg.vecdot(made, made)
+def compare(gradient: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the inner product of a gradient with its target and with itself, over the last axis.
+
+    Args:
+        gradient: (..., entries).
+        target: Like it.
+    """
+    return torch.linalg.vecdot(gradient, target), torch.linalg.vecdot(gradient, gradient)
 
 
 class _Formed(torch.autograd.Function):
-    """By way of B^T A, without a graph over it.
+    """The products by way of B^T A, without a graph over it.
 
     With c and d the derivatives of the loss by the two, and V = c target + 2 d B^T A, the derivatives by A and
     B are B V and A V^T.
@@ -56,7 +61,7 @@ class _Formed(torch.autograd.Function):
 
 
 class _FromRows(torch.autograd.Function):
-    """<B, A target^T> and <A A^T, B B^T>.
+    """The products as <B, A target^T> and <A A^T, B B^T>.
 
     With c and d the derivatives of the loss by the two, the derivatives by A and B are c B target + 2 d B B^T A and
     c A target^T + 2 d A A^T B.

@@ -56,7 +56,10 @@ class Ledger:
             raise ConfigError(f"budget = {budget!r}: must be an epsilon greater than 0")
 
     def charge(self, multiplier: float) -> float:
-        """Count one more upload, whose noise has this standard deviation over what one client can change.
+        """Count one more upload.
+
+        Args:
+            multiplier: Standard deviation of the upload's noise over what one client can change.
 
         Returns:
             Epsilon of all uploads so far, this one included.
@@ -78,7 +81,11 @@ class Ledger:
         return epsilon
 
     def epsilon(self) -> float:
-        """Epsilon of all uploads so far; DefenceError if the file is damaged or cannot be read."""
+        """Compose epsilon of all uploads so far.
+
+        Raises:
+            DefenceError: If the file is damaged or cannot be read.
+        """
         try:
             return self._epsilon(self._read())
         except OSError as error:

@@ -9,7 +9,7 @@ from fedmjp.data.datasets import BUNDLED
 from fedmjp.errors import ConfigError
 
 
-class Allowed(NamedTuple):
+class Consent(NamedTuple):
     """Places of a node that a run uses.
 
     Attributes:
@@ -34,8 +34,8 @@ class Allowed(NamedTuple):
         Raises:
             ConfigError: If the run asks for what the node did not allow.
         """
-        own = str(node["data"]) if "data" in node else None
-        if own is None and pictures != BUNDLED and not (is_simulated() or _below(pictures, node.get("reads"))):
+        own_folder = str(node["data"]) if "data" in node else None
+        if own_folder is None and pictures != BUNDLED and not (is_simulated() or _below(pictures, node.get("reads"))):
             raise ConfigError(
                 f"the run names pictures on this machine, {pictures}, and this node did not say that it may: start it "
                 "with data=FOLDER (its own pictures) or reads=FOLDER (what runs may name) in --node-config"
@@ -45,14 +45,14 @@ class Allowed(NamedTuple):
                 f"the run asks for private pictures to be left in {private}, and this node did not say that it may: "
                 "start it with leaves=FOLDER in --node-config, or take evaluator-folder out of the run"
             )
-        return cls(own, Path(private) if private else None)
+        return cls(own_folder, Path(private) if private else None)
 
 
 def is_simulated() -> bool:
-    """Whether this process is a worker of Flower's simulation engine, which is Ray's."""
+    """Tell whether this process is a worker of Flower's simulation engine, which is Ray's."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
 
 
-def _below(named: str, allowed: object) -> bool:
-    return allowed is not None and Path(named).resolve().is_relative_to(Path(str(allowed)).resolve())
+def _below(folder: str, allowed: object) -> bool:
+    return allowed is not None and Path(folder).resolve().is_relative_to(Path(str(allowed)).resolve())

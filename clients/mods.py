@@ -21,7 +21,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedmjp.clients.budget import Ledger
 from fedmjp.clients.gate.mod import UploadGate
-from fedmjp.clients.replies import Kind, Sent, read_update
+from fedmjp.clients.replies import Kind, SentArrays, read_update
 from fedmjp.defences import DEFENCES
 from fedmjp.defences.base import Defence
 from fedmjp.defences.local_dp import LocalDp
@@ -41,7 +41,7 @@ def defence_mod(
     randomness: Randomness | None = None,
     **options: Any,
 ) -> Mod:
-    """A defence as a Flower mod.
+    """Make a Flower mod of a defence.
 
     Several are composed by listing them. Flower hands the reply to the last mod first, and after noise the next one
     cannot see that a reply holds weights::
@@ -77,15 +77,15 @@ def defence_mod(
 
 
 def _charge(defence: Defence, ledger: str | Path | None, budget: float | None) -> Callable[[], object]:
-    """What counts an upload."""
+    """Make the function that counts an upload."""
     if ledger is None:
         if budget is not None:
             raise ConfigError(f"budget = {budget!r} needs a ledger: name the file that counts uploads")
         return lambda: None
     if not isinstance(defence, LocalDp):
         raise ConfigError(f"{defence.name} gives no guarantee that a ledger could count; use it with local_dp")
-    kept, multiplier = Ledger(ledger, delta=defence.options.delta, budget=budget), defence.multiplier
-    return lambda: kept.charge(multiplier)
+    spent, multiplier = Ledger(ledger, delta=defence.options.delta, budget=budget), defence.multiplier
+    return lambda: spent.charge(multiplier)
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ class _DefenceMod:
     randomness: Randomness
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """As Flower calls a mod."""
+        """Protect the reply to a train message, as Flower calls a mod."""
         if message.metadata.message_type.split(".")[0] != "train":
             return call_next(message, context)
         # Before the app runs, which may change the message.
-        sent = Sent(message)
+        sent = SentArrays(message)
         reply = call_next(message, context)
         if reply.has_error():
             return reply
@@ -113,7 +113,7 @@ class _DefenceMod:
             return _refusal(message, f"{self.defence.name}: {type(error).__name__}; the update does not leave")
         return reply
 
-    def _protect(self, reply: Message, sent: Sent) -> None:
+    def _protect(self, reply: Message, sent: SentArrays) -> None:
         """Put the protected arrays into the reply, last of all."""
         update = read_update(reply, sent, self.kind, self.defence.name)
         protected = self.defence.protect(update.change, update.client, randomness=self.randomness)

@@ -14,7 +14,7 @@ from fedmjp.defences.base import Client, require_finite
 from fedmjp.defences.clipping import global_norm
 from fedmjp.errors import DefenceError
 from fedmjp.models.roles import roles_of_tensors
-from fedmjp.replies import FARTHEST
+from fedmjp.tensors import FARTHEST
 
 Kind = Literal["weights", "gradient", "change"]
 
@@ -32,16 +32,20 @@ class Update:
 
     @cached_property
     def change(self) -> dict[str, Tensor]:
-        """Gradient or change of the weights, in float32 at least; whole numbers as they are."""
+        """Compute the gradient or change of the weights, in float32 at least; whole numbers stay as they are."""
         return {name: _minus(tensor, self.base[name]) for name, tensor in self.tensors.items()}
 
     @property
     def client(self) -> Client:
-        """What a defence is told."""
+        """Describe the client to a defence."""
         return Client(self.kind, roles_of_tensors(self.tensors), self.examples or 1)
 
     def record(self, protected: Mapping[str, Tensor]) -> ArrayRecord:
-        """What leaves in place of the record; withheld tensors as they were sent."""
+        """Build what leaves in place of the record; withheld tensors leave as they were sent.
+
+        Args:
+            protected: Protected gradients or changes, by name.
+        """
         return ArrayRecord(
             {
                 name: _plus(self.base[name], protected[name]).to(tensor.dtype) if name in protected else self.base[name]
@@ -50,7 +54,7 @@ class Update:
         )
 
 
-class Sent:
+class SentArrays:
     """The arrays of a message as they are now: an app may change the message."""
 
     def __init__(self, message: Message) -> None:
@@ -58,11 +62,15 @@ class Sent:
 
     @cached_property
     def weights(self) -> list[dict[str, Tensor]]:
-        """The tensors of each record; DefenceError if one is complex."""
+        """Read the tensors of each record.
+
+        Raises:
+            DefenceError: If one is complex.
+        """
         return [_tensors_of(record) for record in self._records]
 
 
-def read_update(reply: Message, sent: Sent, kind: Kind | None, who: str) -> Update:
+def read_update(reply: Message, sent: SentArrays, kind: Kind | None, who: str) -> Update:
     """Read the update in a reply.
 
     Args:
@@ -89,7 +97,11 @@ def read_update(reply: Message, sent: Sent, kind: Kind | None, who: str) -> Upda
 
 
 def _tensors_of(record: ArrayRecord) -> dict[str, Tensor]:
-    """The tensors of a record; DefenceError if one is complex."""
+    """Read the tensors of a record.
+
+    Raises:
+        DefenceError: If one is complex.
+    """
     tensors = dict(record.to_torch_state_dict())
     for name, tensor in tensors.items():
         if tensor.is_complex():
@@ -97,8 +109,8 @@ def _tensors_of(record: ArrayRecord) -> dict[str, Tensor]:
     return tensors
 
 
-def _base(tensors: Mapping[str, Tensor], sent: Sent, kind: Kind | None, who: str) -> dict[str, Tensor]:
-    """What the reply is relative to: the weights that were sent, or zeros."""
+def _base(tensors: Mapping[str, Tensor], sent: SentArrays, kind: Kind | None, who: str) -> dict[str, Tensor]:
+    """Find what the reply is relative to: the weights that were sent, or zeros."""
     zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     if kind in ("gradient", "change"):
         return zeros
@@ -121,7 +133,7 @@ def _base(tensors: Mapping[str, Tensor], sent: Sent, kind: Kind | None, who: str
     return base
 
 
-def _weights(base: Mapping[str, Tensor], sent: Sent) -> Mapping[str, Tensor]:
+def _weights(base: Mapping[str, Tensor], sent: SentArrays) -> Mapping[str, Tensor]:
     for weights in sent.weights:
         if all(name in weights and weights[name].shape == tensor.shape for name, tensor in base.items()):
             return {name: weights[name] for name in base}
@@ -133,7 +145,7 @@ def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, bool]]
 
 
 def _minus(tensor: Tensor, base: Tensor) -> Tensor:
-    """In float32 at least; whole numbers as they are."""
+    """Subtract in float32 at least; whole numbers stay as they are."""
     if not tensor.is_floating_point():
         return tensor
     wide = torch.promote_types(tensor.dtype, torch.float32)

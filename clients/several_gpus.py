@@ -10,57 +10,61 @@ from typing import TYPE_CHECKING
 import torch
 from flwr.app import RecordDict
 
-from fedmjp.children import end_with_parent
-from fedmjp.scenario import Scenario
-from fedmjp.training.together import ALONE, Together, joined
+from fedmjp.processes import end_with_parent
+from fedmjp.scenario import TrainingScenario
+from fedmjp.training.process_group import SINGLE, ProcessGroup, join_group
 
 if TYPE_CHECKING:
     from fedmjp.clients.training import LocalTraining
 
 
-def processes_for(scenario: Scenario) -> int:
-    """One for each GPU that this process may use; one in all where they could not share the work."""
+def count_processes(scenario: TrainingScenario) -> int:
+    """Count the processes to train with: one for each GPU, or one where they could not share the work.
+
+    Args:
+        scenario: Of the run.
+    """
     if scenario.device != "cuda" or scenario.pipeline.by_example:
         return 1
     return max(torch.cuda.device_count(), 1)
 
 
 @contextmanager
-def helped(local: "LocalTraining", asked: RecordDict, processes: int) -> Iterator[Together]:
-    """Start the other processes, which take the same steps as this one, for a while.
+def start_helpers(local: "LocalTraining", content: RecordDict, processes: int) -> Iterator[ProcessGroup]:
+    """Start further processes, which take the same steps as this one, for a while.
 
     Args:
         local: What they train; they are given a copy of it.
-        asked: The server's message.
+        content: The server's message.
         processes: How many, with this one.
 
     Raises:
         TrainingError: If one of them failed.
     """
     if processes == 1:
-        yield ALONE
+        yield SINGLE
         return
     spawn = multiprocessing.get_context("spawn")  # CUDA cannot be used after a fork
     with tempfile.TemporaryDirectory() as folder:
         meeting = (Path(folder) / "meeting").as_uri()
-        others = [
-            spawn.Process(target=_help, args=(local, asked, Together(number, processes), meeting), daemon=True)
+        helpers = [
+            spawn.Process(target=_help, args=(local, content, ProcessGroup(number, processes), meeting), daemon=True)
             for number in range(1, processes)
         ]
-        for other in others:
-            other.start()
+        for helper in helpers:
+            helper.start()
         try:
-            with joined(Together(0, processes), local.scenario.device, meeting) as together:
-                yield together
+            with join_group(ProcessGroup(0, processes), local.scenario.device, meeting) as group:
+                yield group
         finally:
-            for other in others:
-                other.terminate()
-                other.join()
+            for helper in helpers:
+                helper.terminate()
+                helper.join()
 
 
-def _help(local: "LocalTraining", asked: RecordDict, together: Together, meeting: str) -> None:
+def _help(local: "LocalTraining", content: RecordDict, group: ProcessGroup, meeting: str) -> None:
     end_with_parent()  # also in the middle of waiting for the others
     if local.scenario.device == "cuda":
-        torch.cuda.set_device(together.number)
-    with joined(together, local.scenario.device, meeting):
-        local.help(asked, together)
+        torch.cuda.set_device(group.number)
+    with join_group(group, local.scenario.device, meeting):
+        local.help(content, group)

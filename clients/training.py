@@ -13,8 +13,8 @@ import torch
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedmjp.clients.consent import Allowed
-from fedmjp.clients.several_gpus import helped, processes_for
+from fedmjp.clients.consent import Consent
+from fedmjp.clients.several_gpus import count_processes, start_helpers
 from fedmjp.config import RunConfig
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.layout import Split
@@ -29,23 +29,32 @@ from fedmjp.models.classifier import Classifier
 from fedmjp.private import PrivateBatch
 from fedmjp.randomness import Randomness, SeededRandomness, SystemRandomness
 from fedmjp.records import record_name
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import TrainingScenario
 from fedmjp.seeds import derive
 from fedmjp.training.loop import Anchor, EpochReport, Schedule, Trainer
-from fedmjp.training.together import ALONE, Together
-from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS, evaluator_of_round
+from fedmjp.training.process_group import SINGLE, ProcessGroup
+from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS, evaluator_folder
 
 
 def train_round(
-    scenario: Scenario,
+    scenario: TrainingScenario,
     training: Training,
     run: RunConfig,
     content: RecordDict,
     client: int,
     server_round: int,
-    allowed: Allowed,
+    allowed: Consent,
 ) -> RecordDict:
-    """What a client sends back in a round of a training run.
+    """Train a client's part of a round, and return what leaves it.
+
+    Args:
+        scenario: Of the run.
+        training: Its training.
+        run: The run config.
+        content: The server's message, with the weights.
+        client: Number of the client, from 0.
+        server_round: Number of the round, from 1.
+        allowed: What the node's config allows.
 
     Raises:
         CheckpointError: If the weights are of another architecture.
@@ -60,19 +69,29 @@ def train_round(
     else:
         dealt = (training.partition, scenario.data, scenario.model.classes, scenario.clients, scenario.seed)
         indices = _shares(Path(run.partition_file), *dealt)[client]
-    left = None
+    evaluator_place = None
     if allowed.private is not None and server_round in training.records:
-        left = evaluator_of_round(allowed.private, server_round) / scenario.folder
+        evaluator_place = evaluator_folder(allowed.private, server_round) / scenario.folder
     # The server knows the scenario's seed: who has pictures of its own draws from the system instead.
     noise, seed = (SystemRandomness(), secrets.randbits(63)) if allowed.own else (None, scenario.seed)
-    local = LocalTraining(scenario, training, client, server_round, pictures, indices, seed, left, noise)
-    return local.answer(content, processes=processes_for(scenario))
+    local = LocalTraining(scenario, training, client, server_round, pictures, indices, seed, evaluator_place, noise)
+    return local.answer(content, processes=count_processes(scenario))
 
 
-def open_split(scenario: Scenario, run: RunConfig, own: str | None, split: Split) -> LabelledDataset:
-    """Pictures of a client's own folder, or the run's, with the run's labels; DataError if nobody told these."""
-    pictures = _dataset(own or scenario.data, split, classes=scenario.model.classes)
-    if own and not run.classes:
+def open_split(scenario: TrainingScenario, run: RunConfig, folder: str | None, split: Split) -> LabelledDataset:
+    """Open pictures of a client's own folder, or the run's, with the run's labels.
+
+    Args:
+        scenario: Of the run.
+        run: The run config, which names the classes.
+        folder: The client's own pictures; None takes the run's.
+        split: ``train`` or ``validation``.
+
+    Raises:
+        DataError: If the folder is the client's own and nobody told the labels.
+    """
+    pictures = _dataset(folder or scenario.data, split, classes=scenario.model.classes)
+    if folder and not run.classes:
         raise DataError(
             "the run does not say which label is which class, and the pictures are my own: set class-names to a JSON "
             "list of the classes, in the order of their labels"
@@ -80,13 +99,22 @@ def open_split(scenario: Scenario, run: RunConfig, own: str | None, split: Split
     return pictures.labelled_as(run.classes) if run.classes else pictures
 
 
-def load_weights(scenario: Scenario, training: Training, asked: RecordDict) -> Classifier:
-    """The scenario's model with the weights of a message; CheckpointError if they are of another architecture."""
+def load_weights(scenario: TrainingScenario, training: Training, content: RecordDict) -> Classifier:
+    """Build the scenario's model with the weights of a message.
+
+    Args:
+        scenario: Of the run.
+        training: Its training.
+        content: The server's message.
+
+    Raises:
+        CheckpointError: If the weights are of another architecture.
+    """
     # The weights are the server's: those of a file, if any, need not be here.
     network = scenario.network.model_copy(update={"weights": None})
     model = _architecture(network, drop_path=training.recipe.drop_path)
     weights: dict[str, Tensor] = {}
-    for record in asked.array_records.values():
+    for record in content.array_records.values():
         weights |= record.to_torch_state_dict()
     try:
         model.to(torch.device(scenario.device)).load_state_dict(weights)
@@ -113,7 +141,7 @@ def _shares(
 class LocalTraining:
     """One client in one round."""
 
-    scenario: Scenario
+    scenario: TrainingScenario
     training: Training
     client: int
     server_round: int
@@ -126,11 +154,16 @@ class LocalTraining:
     skipped: list[str] = field(default_factory=list)  # why pictures could not be read
     seen: list[Arranged] = field(default_factory=list)  # what the network saw, where a defence computes with it
 
-    def answer(self, asked: RecordDict, processes: int = 1) -> RecordDict:
-        """What the client sends back, trained by so many processes; see ``train_round``."""
+    def answer(self, content_received: RecordDict, processes: int = 1) -> RecordDict:
+        """Train, and make what the client sends back; see ``train_round``.
+
+        Args:
+            content_received: The server's message.
+            processes: How many share the work, with this one.
+        """
         started = time.perf_counter()
         self._require_guarantees()
-        model = load_weights(self.scenario, self.training, asked)
+        model = load_weights(self.scenario, self.training, content_received)
         buffers = _buffers(model)
         if buffers and self.scenario.threat.defences:
             label = self.scenario.threat.pipeline.label
@@ -139,13 +172,13 @@ class LocalTraining:
                 "without batch normalisation"
             )
         # What is sent is the difference to these; a defence may compute with the model as it was.
-        before = {name: value.detach().clone() for name, value in model.named_parameters()}
+        start = {name: value.detach().clone() for name, value in model.named_parameters()}
         if self.training.update == "gradient":
             update, metrics = self._gradient(model)
         else:
-            update, metrics = self._change(model, before, asked, processes)
+            update, metrics = self._change(model, start, content_received, processes)
             buffers = _buffers(model)
-            model.load_state_dict(before, strict=False)
+            model.load_state_dict(start, strict=False)
         trained = time.perf_counter()
         seeded = SeededRandomness(self.scenario.seed, ("defences", "client", self.client, self.server_round))
         sent = protect_trained(
@@ -153,14 +186,18 @@ class LocalTraining:
             model,
             self.scenario.threat,
             examples=int(metrics[EXAMPLES]),
-            shown=self.seen,
+            arranged=self.seen,
             randomness=self.noise or seeded,
         )
-        done = time.perf_counter()
+        finished = time.perf_counter()
         content = RecordDict({ARRAYS: ArrayRecord({name: value.cpu() for name, value in sent.items()})})
         if buffers:
             content[BUFFERS] = ArrayRecord(buffers)
-        measured = {"seconds": done - started, "upload-seconds": done - trained, "skipped": len(set(self.skipped))}
+        measured = {
+            "seconds": finished - started,
+            "upload-seconds": finished - trained,
+            "skipped": len(set(self.skipped)),
+        }
         content[METRICS] = MetricRecord({**metrics, **measured})
         return content
 
@@ -168,10 +205,10 @@ class LocalTraining:
         """Refuse to answer where a defence would state an epsilon that is of a shorter training than this one."""
         planned = self.scenario.planned(self._steps)
         if planned.defences != self.scenario.defences:
-            said = " and ".join(f"--defence {defence.text}" for defence in planned.defences)
-            raise DefenceError(f"a guarantee is of the whole run, so that its length must be said: {said}")
+            guarantees = " and ".join(f"--defence {defence.text}" for defence in planned.defences)
+            raise DefenceError(f"a guarantee is of the whole run, so that its length must be said: {guarantees}")
         steps = self.training.steps_per_upload(self._steps)
-        for defence in self.scenario.pipeline.made:
+        for defence in self.scenario.pipeline.defences:
             stated = getattr(defence.options, "steps_per_upload", steps)
             if steps > stated:
                 raise DefenceError(
@@ -179,18 +216,23 @@ class LocalTraining:
                     "set it to the largest number of any client"
                 )
 
-    def help(self, asked: RecordDict, together: Together) -> None:
-        """Train this process's part of every batch, for the process that answers."""
-        self._train(load_weights(self.scenario, self.training, asked), asked, together)
+    def help(self, content: RecordDict, group: ProcessGroup) -> None:
+        """Train this process's part of every batch, for the process that answers.
+
+        Args:
+            content: The server's message.
+            group: The processes and this one's number.
+        """
+        self._train(load_weights(self.scenario, self.training, content), content, group)
 
     def _change(
-        self, model: Classifier, before: dict[str, Tensor], asked: RecordDict, processes: int
+        self, model: Classifier, start: dict[str, Tensor], content: RecordDict, processes: int
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """How the local epochs changed what is not frozen."""
+        """Compute how the local epochs changed what is not frozen."""
         # Whole batches are needed for what is left of them, and for what batch normalisation or a defence computes.
         shared = self.left is None and not _buffers(model) and not self._defences_need_model
-        with helped(self, asked, processes if shared else 1) as together:
-            reports = self._train(model, asked, together)
+        with start_helpers(self, content, processes if shared else 1) as group:
+            reports = self._train(model, content, group)
         metrics = {
             EXAMPLES: len(self.indices),
             "pictures": sum(report.pictures for report in reports),
@@ -198,26 +240,26 @@ class LocalTraining:
             "learning-rate": reports[-1].learning_rate,
         }
         learnt = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        return {name: value.detach() - before[name] for name, value in learnt.items()}, metrics
+        return {name: value.detach() - start[name] for name, value in learnt.items()}, metrics
 
-    def _train(self, model: Classifier, asked: RecordDict, together: Together) -> list[EpochReport]:
-        """The local epochs, each with its report."""
-        instructions: Any = asked["config"]
+    def _train(self, model: Classifier, content: RecordDict, group: ProcessGroup) -> list[EpochReport]:
+        """Train the local epochs, and report each."""
+        instructions: Any = content["config"]
         mu, epochs = float(instructions.get("proximal-mu", 0.0)), self.training.local_epochs
         anchor = Anchor({name: value.detach().clone() for name, value in model.named_parameters()}, mu) if mu else None
-        trainer = self._trainer(model, self.training.rounds * epochs, together)
+        trainer = self._trainer(model, self.training.rounds * epochs, group)
         first = (self.server_round - 1) * epochs
         return [
             trainer.epoch(epoch, self._watched(trainer, epoch, batches), anchor=anchor)
-            for epoch, batches in self._epochs(trainer, range(first, first + epochs), together=together)
+            for epoch, batches in self._epochs(trainer, range(first, first + epochs), group=group)
         ]
 
     @property
     def _defences_need_model(self) -> bool:
-        return any(defence.needs_model for defence in self.scenario.pipeline.made)
+        return any(defence.needs_model for defence in self.scenario.pipeline.defences)
 
     def _watched(self, trainer: Trainer, epoch: int, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches of an epoch; what the network sees of them is noted, and left where it alone is behind it."""
+        """Yield the batches of an epoch, and note what the network sees where a defence or the evaluator needs it."""
         recipe = self.training.recipe
         alone = self.training.local_epochs == 1 and self._steps == 1
         # Mixed pictures are of two labels, erased ones outside [0, 1]: no record can describe them.
@@ -226,11 +268,11 @@ class LocalTraining:
             if described:
                 self._leave(batch, trainer, epoch, step)
             if self._defences_need_model:
-                self.seen.append(trainer.shown(batch, epoch, step).arranged)
+                self.seen.append(trainer.prepare(batch, epoch, step).arranged)
             yield batch
 
     def _gradient(self, model: Classifier) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """FedSGD: of the client's next batch."""
+        """Compute the gradient of the client's next batch, for FedSGD."""
         epoch, step = divmod(self.server_round - 1, self._steps)
         trainer = self._trainer(model, -(-self.training.rounds // self._steps))
         _, batches = next(self._epochs(trainer, (epoch,), skip=step))
@@ -239,7 +281,7 @@ class LocalTraining:
             raise TrainingError(f"client {self.client} has no picture that can be read in round {self.server_round}")
         self._leave(batch, trainer, epoch, step)
         gradient, loss = trainer.gradient(batch, epoch, step)
-        self.seen.append(trainer.shown(batch, epoch, step).arranged)
+        self.seen.append(trainer.prepare(batch, epoch, step).arranged)
         metrics = {
             EXAMPLES: len(batch.labels),
             "pictures": len(batch.labels),
@@ -252,12 +294,12 @@ class LocalTraining:
         """Leave a batch that an upload is computed from, as it goes into the network."""
         if self.left is None:
             return
-        shown = trainer.shown(batch, epoch, step).arranged
+        visible = trainer.prepare(batch, epoch, step).arranged
         private = PrivateBatch(
             clean=batch.images,
-            shuffled=shown.images.cpu(),
-            mask=shown.mask,
-            source=shown.source,
+            shuffled=visible.images.cpu(),
+            mask=visible.mask,
+            source=visible.source,
             labels=batch.labels,
             pictures=tuple(self.pictures.key(index) for index in batch.indices),
             gradient_of=self.scenario.gradient_of,
@@ -268,7 +310,7 @@ class LocalTraining:
     def _steps(self) -> int:
         return steps_per_epoch(len(self.indices), self.training.recipe)
 
-    def _trainer(self, model: Classifier, epochs: int, together: Together = ALONE) -> Trainer:
+    def _trainer(self, model: Classifier, epochs: int, group: ProcessGroup = SINGLE) -> Trainer:
         return Trainer(
             model,
             self.training,
@@ -277,11 +319,11 @@ class LocalTraining:
             seed=self.seed,
             purpose=("client", self.client),
             noise=self.noise,
-            together=together,
+            group=group,
         )
 
     def _epochs(
-        self, trainer: Trainer, epochs: Sequence[int], *, skip: int = 0, together: Together = ALONE
+        self, trainer: Trainer, epochs: Sequence[int], *, skip: int = 0, group: ProcessGroup = SINGLE
     ) -> Iterator[tuple[int, Iterator[Batch]]]:
         return training_epochs(
             self.pictures,
@@ -291,7 +333,7 @@ class LocalTraining:
             seed=derive(self.scenario.seed, "client", self.client),
             epochs=epochs,
             skip=skip,
-            part=together.part,
+            part=group.part,
             pinned=self.scenario.device == "cuda",
             draw=trainer.puzzles.ahead,
             on_skipped=self.skipped.append,

@@ -3,6 +3,7 @@
 The names below are loaded when they are first used: ``import fedmjp`` itself takes no time.
 
 - ``Scenario``: who computes what from which pictures, and what leaves; ``scenario.exchange(pictures)`` makes an upload.
+- ``TrainingScenario``: the same where clients train together.
 - ``attack(name, upload, scenario)``: what a server makes of it. ``score(result, private, setting=...)``: how near.
 - ``adopt(module)``: the same for a model of your own. ``recover(...)``: two gradients in, a picture out.
 - ``bundled_pictures(count)``; ``ATTACKS``, ``DEFENCES``, ``SERVERS``, ``MODELS``, ``METRICS``: what there is, by name.
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from fedmjp.metrics import METRICS
     from fedmjp.models.adopt import adopt
     from fedmjp.models.architectures import ARCHITECTURES as MODELS
-    from fedmjp.modifications import SERVERS
-    from fedmjp.scenario import Scenario
+    from fedmjp.scenario import Scenario, TrainingScenario
+    from fedmjp.threat import SERVERS
 
 if not Path(__file__).with_name("attacks").is_dir():
     # Flower's bundle skips links: attacks, clients and server lie beside this package there.
@@ -35,6 +36,7 @@ __all__ = [
     "MODELS",
     "SERVERS",
     "Scenario",
+    "TrainingScenario",
     "adopt",
     "attack",
     "bundled_pictures",
@@ -47,8 +49,9 @@ _HOMES = {
     "DEFENCES": "fedmjp.defences:DEFENCES",
     "METRICS": "fedmjp.metrics:METRICS",
     "MODELS": "fedmjp.models.architectures:ARCHITECTURES",
-    "SERVERS": "fedmjp.modifications:SERVERS",
+    "SERVERS": "fedmjp.threat:SERVERS",
     "Scenario": "fedmjp.scenario:Scenario",
+    "TrainingScenario": "fedmjp.scenario:TrainingScenario",
     "adopt": "fedmjp.models.adopt:adopt",
     "attack": "fedmjp.facade:attack",
     "bundled_pictures": "fedmjp.facade:bundled_pictures",

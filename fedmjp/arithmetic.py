@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from fedmjp.errors import ConfigError
-from fedmjp.torch_later import torch
+
+if TYPE_CHECKING:
+    import torch
 
 Arithmetic = Literal["float32", "tf32", "bfloat16"]
 # Half a unit in the last place of a factor.
@@ -23,17 +25,27 @@ Device: TypeAlias = "torch.device | str"
 
 
 def require_arithmetic(arithmetic: Arithmetic, device: Device) -> None:
-    """ConfigError if a device cannot compute so."""
+    """Refuse an arithmetic that a device cannot compute in.
+
+    Args:
+        arithmetic: Of products.
+        device: Where they are computed.
+
+    Raises:
+        ConfigError: If the device has no such arithmetic.
+    """
+    import torch
+
     if arithmetic == "tf32" and torch.device(device).type != "cuda":
         raise ConfigError(f"arithmetic tf32 is of CUDA, device {device} has none: take float32 or bfloat16")
 
 
 @contextmanager
 def computing(arithmetic: Arithmetic, device: Device, *, repeats: bool = False) -> Iterator[None]:
-    """Convolutions and matrix products of float32 tensors in this arithmetic, on CUDA by algorithms that repeat.
+    """Compute convolutions and matrix products of float32 tensors in an arithmetic, on CUDA by repeatable algorithms.
 
-    What torch was told before holds again afterwards. With bfloat16 they stay float32, and ``rounded`` says what is
-    computed in less.
+    Former settings of torch hold again afterwards. With bfloat16 products stay float32, and ``rounded`` marks the parts
+    with fewer digits.
 
     Args:
         arithmetic: Of products.
@@ -44,32 +56,43 @@ def computing(arithmetic: Arithmetic, device: Device, *, repeats: bool = False) 
     Raises:
         ConfigError: If the device cannot compute so.
     """
+    import torch
+
     require_arithmetic(arithmetic, device)
     if torch.device(device).type != "cuda":
         yield
         return
     os.environ.setdefault(WORKSPACE, WORKSPACE_SIZE)
-    with ExitStack() as after:
-        wanted = "tf32" if arithmetic == "tf32" else "ieee"
+    with ExitStack() as restored:
+        precision = "tf32" if arithmetic == "tf32" else "ieee"
         matmul, cudnn = _parts()
         for part in (matmul, cudnn.conv):
-            after.enter_context(_changed(part, fp32_precision=wanted))
-        after.enter_context(_changed(cudnn, benchmark=False, deterministic=True))
-        after.enter_context(_changed(torch.utils.deterministic, fill_uninitialized_memory=False))
+            restored.enter_context(_changed(part, fp32_precision=precision))
+        restored.enter_context(_changed(cudnn, benchmark=False, deterministic=True))
+        restored.enter_context(_changed(torch.utils.deterministic, fill_uninitialized_memory=False))
         former = torch.are_deterministic_algorithms_enabled()
         warned = torch.is_deterministic_algorithms_warn_only_enabled()
-        after.callback(torch.use_deterministic_algorithms, former, warn_only=warned)
+        restored.callback(torch.use_deterministic_algorithms, former, warn_only=warned)
         torch.use_deterministic_algorithms(mode=True, warn_only=not repeats)
         yield
 
 
 def rounded(arithmetic: Arithmetic, device: Device) -> AbstractContextManager[None]:
-    """A forward pass and its loss, with bfloat16 under torch's autocast; gradients are taken outside of it."""
+    """Run a forward pass and its loss in an arithmetic, bfloat16 under torch's autocast; take gradients outside of it.
+
+    Args:
+        arithmetic: Of products.
+        device: Where they are computed.
+    """
+    import torch
+
     return torch.autocast(torch.device(device).type, torch.bfloat16, enabled=arithmetic == "bfloat16")
 
 
 def cuda_settings() -> dict[str, Any]:
-    """What torch is told while networks are computed on CUDA in float32, read back, for manifests."""
+    """Read back torch's settings for networks on CUDA in float32, for manifests."""
+    import torch
+
     matmul, cudnn = _parts()
     with computing("float32", "cuda"):
         return {
@@ -83,7 +106,9 @@ def cuda_settings() -> dict[str, Any]:
 
 
 def _parts() -> tuple[Any, Any]:
-    """What torch is told of matrix products, and of cuDNN."""
+    """Return torch's settings of matrix products, and of cuDNN."""
+    import torch
+
     return torch.backends.cuda.matmul, torch.backends.cudnn
 
 

@@ -48,7 +48,7 @@ Numbers = Annotated[tuple[int, ...], BeforeValidator(_split)]
 
 
 def _short(value: object) -> str:
-    """A value as messages quote it: in one line of bearable length."""
+    """Quote a value for a message, in one line of bearable length."""
     text = repr(value)
     return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
 
@@ -60,7 +60,10 @@ class Config(BaseModel):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any] | str) -> Self:
-        """Validate ``values``; text only where the model takes any.
+        """Read and check values.
+
+        Args:
+            values: By the names of the fields; text only where the model takes any.
 
         Raises:
             ConfigError: On an unknown key (with the nearest known one) or a value out of range, in one line.
@@ -68,11 +71,15 @@ class Config(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise cls.in_one_line(error) from None
+            raise cls.explain_error(error) from None
 
     @classmethod
-    def in_one_line(cls, error: ValidationError) -> ConfigError:
-        """What is wrong with the values of this model, as commands print it."""
+    def explain_error(cls, error: ValidationError) -> ConfigError:
+        """Explain what is wrong with the values of this model, as commands print it.
+
+        Args:
+            error: Of pydantic.
+        """
         return ConfigError("; ".join(cls._explain(dict(detail)) for detail in error.errors()))
 
     @classmethod
@@ -86,7 +93,7 @@ class Config(BaseModel):
 
     @classmethod
     def keys(cls) -> list[str]:
-        """What can be set, those of groups as ``group.key``."""
+        """List the keys that can be set, those of groups as ``group.key``."""
         settable = list(cls.model_fields)
         for name, field in cls.model_fields.items():
             if isinstance(field.annotation, type) and issubclass(field.annotation, Config):
@@ -94,7 +101,11 @@ class Config(BaseModel):
         return settable
 
     def digest(self, exclude: Mapping[str, Any] | None = None) -> str:
-        """SHA-256 of the resolved values, without some, as hex."""
+        """Compute the SHA-256 of the resolved values, as hex.
+
+        Args:
+            exclude: Fields to leave out, as pydantic takes them.
+        """
         values = self.model_dump(mode="json", context=DIGEST, exclude=exclude)
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
@@ -107,7 +118,10 @@ class Checkpoint(Config):
 
     @classmethod
     def of(cls, path: str | Path) -> Self:
-        """The checkpoint in a file, or ``zoo:NAME`` of ours.
+        """Identify the checkpoint in a file.
+
+        Args:
+            path: Of the file, or ``zoo:NAME``.
 
         Raises:
             CheckpointError: If it cannot be read, or is not the file that the zoo states.
@@ -128,7 +142,7 @@ class Checkpoint(Config):
 
     @model_serializer(mode="wrap")
     def _content_alone(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
-        """Where the file lies is no part of any digest."""
+        """Leave the place of the file out of digests."""
         values: dict[str, Any] = dump(self)
         return {"sha256": values["sha256"]} if info.context == DIGEST else values
 
@@ -168,12 +182,12 @@ class ModelConfig(Config):
 
     @property
     def grid(self) -> int:
-        """Patches per side."""
+        """Count the patches per side."""
         return self.image_size // self.patch_size
 
 
 class RunConfig(Config):
-    """What Flower's run-config carries: the scenarios of a run as JSON, and where its parties leave files.
+    """Flower's run-config: the scenarios of a run as JSON, and the folders in which its parties leave files.
 
     Empty text means nowhere. ``evaluator_folder`` is for clients only: they leave the private pictures there, beside
     the run. Server-side code never opens it.
@@ -197,7 +211,7 @@ class RunConfig(Config):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the labels; none where the run does not say them."""
+        """Return the names of the classes, in the order of the labels; none where the run does not say them."""
         return self._read_names(self.class_names)
 
     @staticmethod
@@ -208,12 +222,12 @@ class RunConfig(Config):
             names = None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError('must be a JSON list of names, such as ["benign", "malignant"]')
-        if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise ValueError(f"names the class {twice[0]!r} twice")
+        if repeated := [name for name, count in Counter(names).items() if count > 1]:
+            raise ValueError(f"names the class {repeated[0]!r} twice")
         return tuple(names)
 
     def flat(self) -> dict[str, str | int | float | bool]:
-        """As Flower takes it: kebab-case keys, scalars only."""
+        """Write it as Flower takes it: kebab-case keys, scalars only."""
         values = self.model_dump(mode="json")
         return {
             key.replace("_", "-"): ",".join(map(str, value)) if isinstance(value, list) else value
@@ -222,6 +236,10 @@ class RunConfig(Config):
 
     @classmethod
     def read(cls, run_config: Mapping[str, Any]) -> Self:
-        """The inverse of ``flat``; keys of other apps are passed over."""
+        """Read what ``flat`` wrote; keys of other apps are passed over.
+
+        Args:
+            run_config: As Flower hands it over.
+        """
         keys = {key.replace("_", "-"): key for key in cls.model_fields}
         return cls.parse({keys[key]: value for key, value in run_config.items() if key in keys})

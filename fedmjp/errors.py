@@ -1,7 +1,8 @@
-"""Every error that fedmjp raises on purpose: one line that says what was wrong and what to do."""
+"""The errors that fedmjp raises on purpose: one line that says what was wrong and what to do."""
 
 import difflib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 # In what Python, torch, CUDA, Ray and the system say of it.
 SIGNS_OF_MEMORY = ("memoryerror", "out of memory", "outofmemory", "allocate memory", "not enough memory")
@@ -12,9 +13,16 @@ GAVE_UP = "the attack gave up: "  # how the error of a trial begins that fails h
 LISTED = 40  # names that a message lists at most
 
 
-def suggestion(name: str, known: Iterable[str], *, most: int = 1, write: Callable[[str], str] = repr) -> str:
-    """Which known names were probably meant: "did you mean 'seed'?"; what there is where none is near."""
-    names = sorted(map(str, known))
+def suggestion(name: str, candidates: Iterable[str], *, most: int = 1, write: Callable[[str], str] = repr) -> str:
+    """Suggest the names that were probably meant: "did you mean 'seed'?"; list them all where none is near.
+
+    Args:
+        name: As it was given.
+        candidates: All names that there are.
+        most: Names that are suggested at most.
+        write: How a name is written.
+    """
+    names = sorted(map(str, candidates))
     near = difflib.get_close_matches(str(name), names, n=most, cutoff=0.5)
     if near:
         return f"did you mean {' or '.join(map(write, near))}?"
@@ -24,9 +32,23 @@ def suggestion(name: str, known: Iterable[str], *, most: int = 1, write: Callabl
 
 
 def out_of_memory(error: BaseException | str) -> bool:
-    """Whether an error, or what a log says of one, is that no memory was left."""
-    said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-    return isinstance(error, MemoryError) or any(sign in said.lower() for sign in SIGNS_OF_MEMORY)
+    """Tell whether an error means that no memory was left.
+
+    Args:
+        error: Itself, or the line of a log about it.
+    """
+    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    return isinstance(error, MemoryError) or any(sign in text.lower() for sign in SIGNS_OF_MEMORY)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The reason why one of many pieces of work gave no result, returned in its place so that the others go on."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class FedmjpError(Exception):
@@ -36,7 +58,7 @@ class FedmjpError(Exception):
 
 
 class BadInputError(FedmjpError):
-    """What the user gave cannot be used. Remedy: change the argument that the message names."""
+    """Input of the user that cannot be used. Remedy: change the argument that the message names."""
 
     exit_code = 2
 
@@ -44,8 +66,8 @@ class BadInputError(FedmjpError):
 class UnknownNameError(BadInputError):
     """A name that no registry knows. Remedy: use one of the names that the message lists."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        hint = suggestion(name, known, most=3, write=str)
+    def __init__(self, kind: str, name: str, candidates: Iterable[str]) -> None:
+        hint = suggestion(name, candidates, most=3, write=str)
         super().__init__(f"Unknown {kind} {name!r}. {hint[0].upper()}{hint[1:]}")
 
 

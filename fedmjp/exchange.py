@@ -22,31 +22,46 @@ from fedmjp.models.roles import roles_of
 from fedmjp.private import PrivateBatch
 from fedmjp.randomness import Randomness, SeededRandomness
 from fedmjp.records import Upload, weights_digest
-from fedmjp.replies import mean_of
-from fedmjp.scenario import Scenario
 from fedmjp.seeds import numpy_generator
+from fedmjp.setups import BatchSetup
+from fedmjp.tensors import average_updates
 from fedmjp.threat import ThreatModel
 from fedmjp.updates import local_update
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """An upload and, for the evaluator alone, what it was computed from."""
+    """An upload and, for the evaluator alone, the private batch that it was computed from."""
 
     private: PrivateBatch
     upload: Upload
-    # Where the server had changed the weights, by client behind the upload: what it had sent in place of its own.
+    # Where the server had changed the weights, by client behind the upload: the tensors that it had sent instead.
     changed: tuple[Mapping[str, Tensor], ...] = ()
 
-    def model(self, scenario: Scenario) -> VitClassifier:
-        """With the weights that the server had sent for the upload, where the scenario's initial ones are honest."""
-        return with_weights(_initial(scenario.network, scenario.device), self.changed[0] if self.changed else {})
+    def model(self, scenario: BatchSetup) -> VitClassifier:
+        """Build the model with the weights that the server had sent for the upload, to a scenario's first round.
+
+        Args:
+            scenario: Gives the honest weights.
+        """
+        return with_weights(_initial_model(scenario.network, scenario.device), self.changed[0] if self.changed else {})
 
 
 def exchange(
-    scenario: Scenario, pictures: Sequence[LabelledPicture], *, model: VitClassifier | None = None, number: int = 0
+    scenario: BatchSetup, pictures: Sequence[LabelledPicture], *, model: VitClassifier | None = None, number: int = 0
 ) -> Exchange:
-    """As of ``Scenario.exchange``."""
+    """Make an upload and what is behind it; ``Scenario.exchange`` calls this.
+
+    Args:
+        scenario: Who computes what, and how clients protect it.
+        pictures: As many as are behind one upload.
+        model: With the weights that the server had sent; None draws the initial ones.
+        number: How many uploads of them were made before, besides probes.
+
+    Raises:
+        BadInputError: If there are more or fewer pictures than one upload is of, or a label is unknown.
+        DefenceError: If a defence cannot protect the update.
+    """
     if len(pictures) != scenario.threat.pictures:
         raise BadInputError(
             f"{len(pictures)} pictures were given, an upload of this scenario is of {scenario.threat.pictures}: give "
@@ -58,64 +73,75 @@ def exchange(
                 f"picture {picture.name!r} has label {picture.label}, but the model knows {scenario.model.classes} "
                 "classes: give it one that the model knows"
             )
-    model = _initial(scenario.network, scenario.device) if model is None else model
-    changed = changed_weights(scenario, model, pictures)
+    model = _initial_model(scenario.network, scenario.device) if model is None else model
+    changed = change_weights(scenario, model, pictures)
     digest = weights_digest({**model.state_dict(), **(changed[0] if changed else {})})
     first = number + scenario.probes
     batches, uploads = [], []
     for place in range(first, first + scenario.uploads_per_picture):
-        private = private_of(scenario, pictures, place)
-        sent = update_of(scenario, model, private, place, changed)
+        private = prepare_private(scenario, pictures, place)
+        update = compute_update(scenario, model, private, place, changed)
         batches.append(private)
-        uploads.append(upload_of(scenario, sent, private, server_round=place + 1, node=0, weights=digest))
+        uploads.append(make_upload(scenario, update, private, server_round=place + 1, node=0, weights=digest))
     return Exchange(batches[0], replace(uploads[0], others=tuple(uploads[1:])), changed)
 
 
-def changed_weights(
-    scenario: Scenario, model: VitClassifier, pictures: Sequence[LabelledPicture]
+def change_weights(
+    scenario: BatchSetup, model: VitClassifier, pictures: Sequence[LabelledPicture]
 ) -> tuple[Mapping[str, Tensor], ...]:
-    """What a server that changes weights sends to each client behind the uploads of some pictures.
+    """Play a server that changes weights: make what it sends to each client behind the uploads of some pictures.
 
-    It probes them first, if it needs to. By client, the tensors that are others than the model's;
-    nothing of an honest server.
+    It probes them first, if it needs to.
+
+    Args:
+        scenario: Names the server.
+        model: With honest weights.
+        pictures: As many as are behind one upload.
+
+    Returns:
+        By client, the tensors that differ from the model's; empty for an honest server.
     """
     if scenario.server is None:
         return ()
-    server, known = scenario.server.made(), None
+    server, learnt = scenario.server.build(), None
     for number in range(scenario.probes):
-        private = private_of(scenario, pictures, number)
-        sent = update_of(
-            scenario, model, private, number, [server.probe(model, scenario.threat)] * scenario.threat.clients
-        )
-        upload = upload_of(scenario, sent, private, server_round=number + 1, node=0, weights="")
-        known = server.learn(replace(upload, labels=None), model, scenario.threat)
-    return tuple(server.weights(model, scenario.threat, known))
+        private = prepare_private(scenario, pictures, number)
+        probes = [server.probe(model, scenario.threat)] * scenario.threat.clients
+        update = compute_update(scenario, model, private, number, probes)
+        upload = make_upload(scenario, update, private, server_round=number + 1, node=0, weights="")
+        learnt = server.learn(replace(upload, labels=None), model, scenario.threat)
+    return tuple(server.weights(model, scenario.threat, learnt))
 
 
 @lru_cache(maxsize=2)
-def _initial(network: ModelConfig, device: str) -> VitClassifier:
+def _initial_model(network: ModelConfig, device: str) -> VitClassifier:
     return build_vit(network).to(device)
 
 
-def private_of(scenario: Scenario, pictures: Sequence[LabelledPicture], number: int) -> PrivateBatch:
-    """What a client computes an upload from: its pictures as they are, and as they go into the network.
+def prepare_private(scenario: BatchSetup, pictures: Sequence[LabelledPicture], number: int) -> PrivateBatch:
+    """Prepare the pictures of an upload: as they are, and as they go into the network.
 
     A puzzle depends on (seed, ratio, picture, number) alone, so that every model and attack meets the same; a crop on
     (seed, picture, number) and the scale. Where crops are taken, they are the private pictures.
+
+    Args:
+        scenario: States defences, crops and mixing.
+        pictures: Of one client, or of all behind one upload.
+        number: How many uploads of them were made before.
     """
     whole = torch.stack([picture.image for picture in pictures])
     clean = whole if scenario.crop_scale is None else _cropped(scenario, pictures, scenario.crop_scale, number)
     ratio, grid = scenario.pipeline.mask_ratio, scenario.model.grid
-    again = (number,) if number else ()  # the first does not depend on whether there are more
-    sources = [SeededRandomness(scenario.seed, ("jigsaw", ratio, picture.name, *again)) for picture in pictures]
+    repetition = (number,) if number else ()  # the first does not depend on whether there are more
+    sources = [SeededRandomness(scenario.seed, ("jigsaw", ratio, picture.name, *repetition)) for picture in pictures]
     labels = torch.tensor([picture.label for picture in pictures])
     mixed, shares = _mixed(scenario, pictures, clean, labels, number) if scenario.mixup else (None, None)
-    seen = clean if mixed is None else mixed
-    arranged = scenario.pipeline.arrange(seen, grid, randomness=sources)
-    shown = arranged.images if scenario.pipeline.shuffles else jigsaw.rearrange(seen, arranged.source)
+    entered = clean if mixed is None else mixed
+    arranged = scenario.pipeline.arrange(entered, grid, randomness=sources)
+    shuffled = arranged.images if scenario.pipeline.shuffles else jigsaw.rearrange(entered, arranged.source)
     return PrivateBatch(
         clean=clean,
-        shuffled=shown,
+        shuffled=shuffled,
         mask=arranged.mask,
         source=arranged.source,
         labels=labels,
@@ -127,17 +153,17 @@ def private_of(scenario: Scenario, pictures: Sequence[LabelledPicture], number: 
     )
 
 
-def _cropped(scenario: Scenario, pictures: Sequence[LabelledPicture], scale: float, number: int) -> Tensor:
-    """A random crop of each picture."""
+def _cropped(scenario: BatchSetup, pictures: Sequence[LabelledPicture], scale: float, number: int) -> Tensor:
+    """Take a random crop of each picture."""
     sources = [numpy_generator(scenario.seed, "crop", picture.name, number) for picture in pictures]
     drawn = zip(pictures, sources, strict=True)
     return torch.stack([random_crop(picture.image, scale, generator=generator) for picture, generator in drawn])
 
 
 def _mixed(
-    scenario: Scenario, pictures: Sequence[LabelledPicture], clean: Tensor, labels: Tensor, number: int
+    scenario: BatchSetup, pictures: Sequence[LabelledPicture], clean: Tensor, labels: Tensor, number: int
 ) -> tuple[Tensor, Tensor]:
-    """Each client's pictures mixed in pairs, the first with the last, by one share as timm does; and their labels."""
+    """Mix each client's pictures and labels in pairs, the first with the last, by one share as timm does."""
     size, hot = scenario.batch_size, F.one_hot(labels, scenario.model.classes).float()
     images, shares = [], []
     for first in range(0, len(pictures), size):
@@ -149,36 +175,66 @@ def _mixed(
     return torch.cat(images), torch.cat(shares)
 
 
-def private_of_round(scenario: Scenario, selection: Selection, client: int, server_round: int) -> PrivateBatch:
-    """What one client computes its upload from in one round (from 1); DataError if a picture cannot be read."""
+def prepare_round(scenario: BatchSetup, selection: Selection, client: int, server_round: int) -> PrivateBatch:
+    """Prepare the pictures of one client's upload in one round.
+
+    Args:
+        scenario: States which batch the round is of.
+        selection: The pictures of all clients.
+        client: From 0.
+        server_round: From 1.
+
+    Raises:
+        DataError: If a picture cannot be read.
+    """
     turn = scenario.turn(server_round)
     first = turn.batch * scenario.batch_size
-    mine = selection.partition(client, scenario.clients)[first : first + scenario.batch_size]
-    return private_of(scenario, [selection.load(entry) for entry in mine], turn.number)
+    entries = selection.partition(client, scenario.clients)[first : first + scenario.batch_size]
+    return prepare_private(scenario, [selection.load(entry) for entry in entries], turn.number)
 
 
-def update_of(
-    scenario: Scenario,
+def compute_update(
+    scenario: BatchSetup,
     model: VitClassifier,
     private: PrivateBatch,
     number: int,
     changed: Sequence[Mapping[str, Tensor]] = (),
 ) -> dict[str, Tensor]:
-    """What the server gets of one upload's pictures: of one client, or the sum over several, as it is told.
+    """Compute the update that reaches the server: one client's, or the mean over those whose updates are summed.
 
-    ``private`` is of all clients whose updates are one upload, in their order; ``number`` uploads were made before.
-    Each client has the model's weights, or those that ``changed`` holds for it in their place.
+    Args:
+        scenario: States step and defences.
+        model: With the weights that the server had sent.
+        private: Of all clients whose updates are one upload, in their order.
+        number: How many uploads of these pictures were made before.
+        changed: By client, the tensors that the server had sent in place of the model's; empty for none.
+
+    Raises:
+        DefenceError: If a defence cannot protect an update.
     """
     size = scenario.batch_size
     shares = [private.part(first, first + size) for first in range(0, len(private.pictures), size)]
     models = (with_weights(model, weights) for weights in changed or [{}] * len(shares))
-    sent = [client_update(scenario, seen, share, number) for seen, share in zip(models, shares, strict=True)]
-    return mean_of(sent)
+    return average_updates(
+        [compute_client_update(scenario, *pair, number) for pair in zip(models, shares, strict=True)]
+    )
 
 
-def client_update(scenario: Scenario, model: VitClassifier, private: PrivateBatch, number: int) -> dict[str, Tensor]:
-    """What one client uploads; arguments are those of ``update_of``, DefenceError if a defence cannot protect it."""
-    randomness = noise_of(scenario, private, number)
+def compute_client_update(
+    scenario: BatchSetup, model: VitClassifier, private: PrivateBatch, number: int
+) -> dict[str, Tensor]:
+    """Compute and protect the update of one client.
+
+    Args:
+        scenario: States step and defences.
+        model: With the weights that the server had sent.
+        private: Of this client.
+        number: How many uploads of these pictures were made before.
+
+    Raises:
+        DefenceError: If a defence cannot protect it.
+    """
+    randomness = defence_randomness(scenario, private, number)
     update = local_update(model, private, scenario.threat, randomness=randomness)
     return protect(update, private, model, scenario.threat, randomness=randomness)
 
@@ -186,10 +242,21 @@ def client_update(scenario: Scenario, model: VitClassifier, private: PrivateBatc
 def protect(
     update: dict[str, Tensor], private: PrivateBatch, model: Classifier, threat: ThreatModel, *, randomness: Randomness
 ) -> dict[str, Tensor]:
-    """An update of a private batch, or a part of one, as it leaves a client; errors as of ``protect_trained``."""
-    shown = Arranged(private.version(private.gradient_of), private.mask, private.source)
+    """Protect the update of a private batch before it leaves the client.
+
+    Args:
+        update: Tensors by name; a part of them where every defence has scope "tensor".
+        private: The batch behind it.
+        model: With the weights that the server had sent.
+        threat: States the defences.
+        randomness: Source of what defences draw.
+
+    Raises:
+        DefenceError: If a defence cannot protect it.
+    """
+    arranged = Arranged(private.version(private.gradient_of), private.mask, private.source)
     examples = len(private.pictures)
-    return protect_trained(update, model, threat, examples=examples, shown=[shown], randomness=randomness)
+    return protect_trained(update, model, threat, examples=examples, arranged=[arranged], randomness=randomness)
 
 
 def protect_trained(
@@ -198,37 +265,61 @@ def protect_trained(
     threat: ThreatModel,
     *,
     examples: int,
-    shown: Sequence[Arranged],
+    arranged: Sequence[Arranged],
     randomness: Randomness,
 ) -> dict[str, Tensor]:
-    """An update as it leaves a client, whatever it was computed with; DefenceError if a defence cannot protect it.
+    """Protect an update before it leaves the client, whatever it was computed with.
 
     Args:
         update: Gradient or change of the weights.
         model: With the weights that the server had sent.
         threat: States the defences.
         examples: Pictures behind it.
-        shown: Batches as they went into the network, as far as defences compute with them.
-        randomness: Of what defences draw.
+        arranged: Batches as they went into the network, as far as defences compute with them.
+        randomness: Source of what defences draw.
+
+    Raises:
+        DefenceError: If a defence cannot protect it.
     """
-    images = torch.cat([arranged.images for arranged in shown]) if shown else None
-    mask = torch.cat([arranged.mask for arranged in shown]) if shown and model.defended else None
+    images = torch.cat([batch.images for batch in arranged]) if arranged else None
+    mask = torch.cat([batch.mask for batch in arranged]) if arranged and model.defended else None
     client = Client(threat.update, roles_of(model), examples, model, images, mask)
     with computing("float32", model.mean.device):
         return threat.pipeline.protect(update, client, randomness=randomness)
 
 
-def noise_of(scenario: Scenario, private: PrivateBatch, number: int) -> SeededRandomness:
-    """The source of what defences draw for one upload of one client."""
+def defence_randomness(scenario: BatchSetup, private: PrivateBatch, number: int) -> SeededRandomness:
+    """Make the source of what defences draw for one upload of one client.
+
+    Args:
+        scenario: Gives the seed.
+        private: Of this client.
+        number: How many uploads of these pictures were made before.
+    """
     return SeededRandomness(scenario.seed, ("defences", *private.pictures, number))
 
 
-def upload_of(
-    scenario: Scenario, sent: dict[str, Tensor], private: PrivateBatch, *, server_round: int, node: int, weights: str
+def make_upload(
+    scenario: BatchSetup,
+    update: dict[str, Tensor],
+    private: PrivateBatch,
+    *,
+    server_round: int,
+    node: int,
+    weights: str,
 ) -> Upload:
-    """What crosses the wire as the server has it, with the labels where it is told them."""
+    """Make the upload as the server has it, with the labels where it is told them.
+
+    Args:
+        scenario: States kind and knowledge.
+        update: Protected tensors by name.
+        private: The batch behind it.
+        server_round: From 1.
+        node: Of the client.
+        weights: Digest of the weights that the server had sent.
+    """
     return Upload(
-        tensors=sent,
+        tensors=update,
         kind=scenario.update,
         num_examples=len(private.pictures),
         server_round=server_round,

@@ -1,15 +1,13 @@
-"""Packages that not every command needs: the extras of the installation."""
+"""The extras of the installation: packages that single commands need."""
 
 from importlib.util import find_spec
 
 from fedmjp.errors import MissingExtraError
 
-# What each extra of pyproject.toml brings, by the name under which it is imported.
+# The packages of each extra of pyproject.toml, by the name under which it is imported.
 EXTRAS = {
     "datasets": ("datasets",),
-    "deploy": ("supervisor",),
     "postgresql": ("psycopg",),
-    "segmentation": ("transformers",),
     "study": ("umap",),  # and scikit-learn, which it needs itself
     "training": ("tensorboard", "datasets", "flwr_datasets"),
 }

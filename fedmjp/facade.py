@@ -8,6 +8,8 @@ from torch import Tensor
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source
 from fedmjp.errors import BadInputError
+from fedmjp.metrics.gallery import Gallery
+from fedmjp.metrics.scoring import score_features, score_pictures
 from fedmjp.models.adopt import Adopted
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
@@ -105,9 +107,6 @@ def score(
         BadInputError: If there is no such setting, or features come without the model.
         RecordError: If the upload was not computed from the version that the setting asks for.
     """
-    from fedmjp.benchmarks.running import evaluator  # noqa: PLC0415 (what is shared does not import who measures)
-    from fedmjp.benchmarks.running.gallery import Gallery  # noqa: PLC0415
-
     if setting not in set(Setting):
         raise BadInputError(f"setting {setting!r} is not one of {', '.join(Setting)}")
     asked = Setting(setting)
@@ -116,7 +115,7 @@ def score(
             raise BadInputError("features are compared with those of the private pictures: give the model")
         batches, weights = [private, *gallery], "" if model is None else weights_digest(model.state_dict())
         seen = None if model is None else Gallery.of(model, weights, batches, {asked.compared_with})
-        values = evaluator.score_features(result, private, asked, seen)
+        values = score_features(result, private, asked, seen)
     else:
-        values = evaluator.score(result, private, asked, metrics=metrics, protocol="float")
+        values = score_pictures(result, private, asked, metrics=metrics, protocol="float")
     return {name: value for name, value in values.items() if value is not None}

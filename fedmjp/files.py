@@ -14,9 +14,12 @@ NO_FILE = "Is a pipe, socket or device, not a file"
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give the name of a file to write, which then takes the place of ``path``; of a failure nothing is left.
+    """Give the name of a file to write, which then takes the place of ``path``; a failure leaves nothing.
 
     Several processes may write the same path. A killed one leaves its partial file.
+
+    Args:
+        path: Of the whole file, in a folder that exists.
     """
     partial = path.with_name(f".{uuid4().hex}{PARTIAL}")
     try:
@@ -29,6 +32,9 @@ def replacing(path: Path) -> Iterator[Path]:
 def require_regular(path: Path) -> None:
     """Refuse what may never end when it is read.
 
+    Args:
+        path: Of a file or folder.
+
     Raises:
         OSError: If there is nothing, nothing that may be read, or something that is neither a file nor a folder.
     """
@@ -40,7 +46,15 @@ def require_regular(path: Path) -> None:
 
 
 def read_file(path: Path, largest: int) -> bytes:
-    """The content of a file of at most ``largest`` bytes; OSError if it is greater, or cannot be read."""
+    """Read a file that may not be too large.
+
+    Args:
+        path: Of the file.
+        largest: Bytes that it may have.
+
+    Raises:
+        OSError: If it is larger, or cannot be read.
+    """
     require_regular(path)
     with path.open("rb") as file:
         content = file.read(largest + 1)

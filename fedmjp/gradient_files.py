@@ -16,7 +16,7 @@ from fedmjp.records import load_fields
 
 @dataclass(frozen=True)
 class GradientFile:
-    """What a file holds; None for what it does not state."""
+    """Gradients of a file; None for what it does not state."""
 
     tensors: Mapping[str, Tensor]
     sha256: str
@@ -31,6 +31,9 @@ def read_gradients(path: Path) -> GradientFile:
     A safetensors file may state the digest of the weights in its metadata, as ``weights``. A record of
     ``fedmjp simulate --uploads`` states it, and more.
 
+    Args:
+        path: Of the file.
+
     Raises:
         BadInputError: If it is missing, damaged, needs pickled code, or holds anything but tensors by name.
     """
@@ -39,25 +42,25 @@ def read_gradients(path: Path) -> GradientFile:
     content = path.read_bytes()
     tensors = parse_tensors(content, path)
     if not isinstance(tensors, dict) or not tensors or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise BadInputError(f"{path} must hold tensors alone, by the names of named_parameters(): {_told(tensors)}")
-    stated = _stated(path)
+        raise BadInputError(f"{path} must hold tensors alone, by the names of named_parameters(): {_describe(tensors)}")
+    fields = _read_fields(path)
     return GradientFile(
         tensors=tensors,
         sha256=hashlib.sha256(content).hexdigest(),
-        weights=stated.get("weights"),
-        kind=stated.get("kind"),
-        examples=stated.get("num_examples"),
+        weights=fields.get("weights"),
+        kind=fields.get("kind"),
+        examples=fields.get("num_examples"),
     )
 
 
-def _told(loaded: object) -> str:
+def _describe(loaded: object) -> str:
     if not isinstance(loaded, dict) or not loaded:
         return "it is empty" if loaded == {} else f"it holds a {type(loaded).__name__}"
     name, value = next((name, value) for name, value in loaded.items() if not isinstance(value, Tensor))
     return f"{name!r} is a {type(value).__name__}"
 
 
-def _stated(path: Path) -> dict[str, Any]:
+def _read_fields(path: Path) -> dict[str, Any]:
     if path.suffix != ".safetensors":
         return {}
     with safe_open(path, framework="pt") as file:

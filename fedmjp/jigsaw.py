@@ -1,8 +1,17 @@
 """The block-wise jigsaw of MJP: which patches are masked, and where each of them goes.
 
 Follows the official code (yhlleo/MJP, data/masking_generator.py, itself from BEiT): rectangles of random area and
-aspect ratio are painted until the wanted number of patches is reached or ten attempts in a row fail. The realised
-number is therefore often smaller, down to empty masks at small ratios; it is recorded, never assumed.
+aspect ratio are painted until the number of patches is reached or ten attempts in a row fail. The realised number is
+therefore often smaller, down to empty masks at small ratios; it is recorded, never assumed.
+
+Example:
+    >>> puzzle = draw(14, 0.27, generator=torch.Generator().manual_seed(0))
+    >>> puzzle.mask.shape, int(puzzle.mask.sum()) <= int(14 * 14 * 0.27)
+    (torch.Size([1, 196]), True)
+    >>> images = torch.rand(1, 3, 224, 224)
+    >>> shuffled = rearrange(images, puzzle.source)
+    >>> torch.equal(rearrange(shuffled, puzzle.source.argsort(1)), images)
+    True
 """
 
 from __future__ import annotations
@@ -16,9 +25,9 @@ import numpy.typing as npt
 
 from fedmjp.errors import BadInputError
 from fedmjp.patches import from_patches, to_patches
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 # Constants of the official generator as its evaluation scripts build it: JigsawPuzzleMaskedRegion(224, 16).
@@ -29,7 +38,7 @@ ATTEMPTS = 10
 
 
 @dataclass(frozen=True)
-class Jigsaw:
+class PatchShuffle:
     """One drawn puzzle per picture."""
 
     mask: Tensor  # (batch, patches) bool, True where the patch was shuffled
@@ -42,32 +51,46 @@ def _between(low: float, high: float, share: float) -> float:
     return low + (high - low) * share
 
 
-def _paint_block(mask: npt.NDArray[np.bool_], wanted: int, generator: torch.Generator) -> int:
-    """Paint one rectangle that adds between 1 and ``wanted`` patches; return how many it added."""
+def _paint_block(mask: npt.NDArray[np.bool_], missing: int, generator: torch.Generator) -> int:
+    """Paint one rectangle that adds between 1 and ``missing`` patches; return how many it added."""
+    import torch
+
     grid = len(mask)  # NumPy because training draws a mask per picture, and torch is slow on a few patches
     for _ in range(ATTEMPTS):
         shares = torch.rand(2, generator=generator, dtype=torch.float64).tolist()
-        area = _between(MIN_BLOCK, wanted, shares[0])
+        area = _between(MIN_BLOCK, missing, shares[0])
         aspect = math.exp(_between(math.log(MIN_ASPECT), -math.log(MIN_ASPECT), shares[1]))
         height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if height >= grid or width >= grid:
             continue
-        top = int(torch.randint(grid - height + 1, (), generator=generator))
-        left = int(torch.randint(grid - width + 1, (), generator=generator))
-        block = mask[top : top + height, left : left + width]
+        row = int(torch.randint(grid - height + 1, (), generator=generator))
+        column = int(torch.randint(grid - width + 1, (), generator=generator))
+        block = mask[row : row + height, column : column + width]
         added = block.size - int(block.sum())
-        if 0 < added <= wanted:
+        if 0 < added <= missing:
             block[:] = True
             return added
     return 0
 
 
 def draw_mask(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Tensor:
-    """Draw one block-wise mask of a grid of patches, (grid * grid,) bool.
+    """Draw one block-wise mask of a grid of patches.
 
-    At most ``int(grid * grid * mask_ratio)`` are True, often fewer. In the official code a ratio of 0 silently means
-    0.1; here it means no mask.
+    In the official code a ratio of 0 silently means 0.1; here it means no mask.
+
+    Args:
+        grid: Patches per side.
+        mask_ratio: Share of the patches, in [0, 1].
+        generator: On the CPU.
+
+    Returns:
+        (grid * grid,) bool. At most ``int(grid * grid * mask_ratio)`` are True, often fewer.
+
+    Raises:
+        BadInputError: If the ratio is outside [0, 1].
     """
+    import torch
+
     if not 0.0 <= mask_ratio <= 1.0:
         raise BadInputError(f"mask ratio {mask_ratio} is outside [0, 1]")
     mask = np.zeros((grid, grid), dtype=np.bool_)
@@ -80,19 +103,35 @@ def draw_mask(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Te
     return torch.from_numpy(mask.ravel())
 
 
-def draw(grid: int, mask_ratio: float, *, generator: torch.Generator) -> Jigsaw:
-    """Draw the puzzle of one picture: a mask, as of ``draw_mask``, and a uniform permutation of the masked patches."""
+def draw(grid: int, mask_ratio: float, *, generator: torch.Generator) -> PatchShuffle:
+    """Draw the puzzle of one picture: a mask, and a uniform permutation of the masked patches.
+
+    Args:
+        grid: Patches per side.
+        mask_ratio: Share of the patches, in [0, 1].
+        generator: On the CPU.
+
+    Raises:
+        BadInputError: If the ratio is outside [0, 1].
+    """
+    import torch
+
     mask = draw_mask(grid, mask_ratio, generator=generator)
     source = torch.arange(grid * grid)
     places = mask.nonzero().flatten()
     source[places] = places[torch.randperm(len(places), generator=generator)]
-    return Jigsaw(mask[None], source[None])
+    return PatchShuffle(mask[None], source[None])
 
 
 def rearrange(images: Tensor, source: Tensor) -> Tensor:
     """Place a bit-exact copy of patch ``source[i]`` of each image at place i; ``source.argsort(1)`` undoes it.
 
-    Images are (batch, 3, size, size), ``source`` is (batch, patches) int64, a permutation per image.
+    Args:
+        images: (batch, 3, size, size).
+        source: (batch, patches) int64, a permutation per image.
+
+    Raises:
+        BadInputError: If so many patches do not tile the images.
     """
     size = images.shape[-1]
     grid = math.isqrt(source.shape[1])

@@ -1,4 +1,4 @@
-"""How models learn: the recipe, the puzzle's schedule, and what a federation adds to them."""
+"""Training: the recipe, the puzzle's schedule, and what a federation adds to them."""
 
 from typing import Literal, Self
 
@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from fedmjp.arithmetic import Arithmetic
 from fedmjp.config import MAX_COUNT, MAX_ROUNDS, Config, Numbers, UpdateKind
 from fedmjp.defences.pipeline import Pipeline
+from fedmjp.step import ClientStep
 
 Strategy = Literal["fedavg", "fedprox", "fedavgm", "fedadam", "fedsgd", "trimmed_mean", "median", "krum", "multi_krum"]
 Scheme = Literal["iid", "dirichlet", "pathological"]
@@ -18,9 +19,9 @@ HIGHEST_RATE = 1000.0  # far beyond what trains anything, and still a number aft
 
 
 class Puzzle(Config):
-    """When pictures are shuffled in training, and how strongly positions are learnt. The defaults are the paper's.
+    """The schedule of shuffling in training, and how strongly positions are learnt. The defaults are the paper's.
 
-    Whether and how much is shuffled is the defence's. The official code (yhlleo/MJP, ``main.py`` and ``train.sh``)
+    The defence says whether and how much is shuffled. The official code (yhlleo/MJP, ``main.py`` and ``train.sh``)
     differs: see ``OFFICIAL_CODE``.
     """
 
@@ -36,7 +37,7 @@ class Puzzle(Config):
     localisation_schedule: Literal["constant", "cosine"] = "constant"
 
 
-# What the official code does where the paper says otherwise. Its masks are ``mjp:mask_ratio=0.1``, and its regressor
+# The official code where the paper says otherwise. Its masks are ``mjp:mask_ratio=0.1``, and its regressor
 # has two layers (``ModelConfig.localisation_layers``).
 OFFICIAL_CODE = Puzzle(probability=0.5, warmup_epochs=20, masks="batch", localisation_schedule="cosine")
 
@@ -74,7 +75,7 @@ class Recipe(Config):
 
     @property
     def smallest_crop(self) -> float | None:
-        """The share of a picture that every random crop keeps; None where pictures are shown whole."""
+        """Return the share of a picture that every random crop keeps; None where pictures are shown whole."""
         return self.crop_scale if self.crop_scale < 1 else None
 
     @model_validator(mode="after")
@@ -88,13 +89,23 @@ class Recipe(Config):
 
 
 class Learning(Config):
-    """What every training has: the recipe of its steps, and the puzzle's schedule."""
+    """The part that every training has: the recipe of its steps, and the puzzle's schedule."""
 
     recipe: Recipe = Recipe()
     puzzle: Puzzle = Puzzle()
 
     def require_defences(self, pipeline: Pipeline, grid: int, epochs: int | None) -> None:
-        """ValueError unless defences of pictures act at some time, and those of single ones get each once, unmixed."""
+        """Refuse defences that this recipe leaves without effect or without their guarantee.
+
+        Args:
+            pipeline: All defences.
+            grid: Patches per side.
+            epochs: Of the whole training; None where nobody knows them before.
+
+        Raises:
+            ValueError: If nothing would ever be shuffled, or single pictures are protected and the recipe mixes or
+                repeats them.
+        """
         recipe = self.recipe
         for name in (defence.name for defence in pipeline.by_example):
             if recipe.mixup or recipe.cutmix:
@@ -115,7 +126,7 @@ class Learning(Config):
 
 
 class PartitionConfig(Config):
-    """How pictures are dealt to clients, by flwr-datasets' partitioners."""
+    """The way in which pictures are dealt to clients, by flwr-datasets' partitioners."""
 
     # "iid" (shuffled, equal shares), "dirichlet" (Hsu et al., 2019; each class is dealt by proportions drawn from a
     # symmetric Dirichlet distribution), "pathological" (McMahan et al., 2017; each client has pictures of few
@@ -126,7 +137,7 @@ class PartitionConfig(Config):
 
 
 class Training(Learning):
-    """What clients and server of a scenario train.
+    """The training of a federation, by clients and server.
 
     Each round a share of the clients trains for ``local_epochs`` with the recipe and uploads how its weights changed;
     rounds x local epochs take the place of ``recipe.epochs``, and the learning rate runs over them. With "fedsgd" a
@@ -156,21 +167,38 @@ class Training(Learning):
 
     @property
     def update(self) -> UpdateKind:
-        """What clients upload."""
+        """Tell what clients upload."""
         return "gradient" if self.strategy == "fedsgd" else "delta"
 
     @property
+    def step(self) -> ClientStep:
+        """Describe what is behind one upload as far as a step of single batches can: the recipe says the rest."""
+        recipe = self.recipe
+        return ClientStep(
+            update=self.update,
+            batch_size=recipe.batch_size,
+            label_smoothing=recipe.label_smoothing,
+            mixup=recipe.mixup,
+            crop_scale=recipe.smallest_crop,
+            arithmetic=recipe.precision,
+        )
+
+    @property
     def robust(self) -> bool:
-        """Whether the strategy is one that a minority of hostile clients cannot lead anywhere."""
+        """Tell whether the strategy is one that a minority of hostile clients cannot lead anywhere."""
         return self.strategy in ROBUST
 
     @property
     def epochs(self) -> int | None:
-        """Of a client in all rounds; in FedSGD its pictures decide how many there are."""
+        """Count the epochs of a client in all rounds; None in FedSGD, where its pictures decide."""
         return None if self.strategy == "fedsgd" else self.rounds * self.local_epochs
 
     def steps_per_upload(self, steps_per_epoch: int) -> int:
-        """Steps behind an upload of a client that makes so many in an epoch."""
+        """Count the steps behind an upload of a client.
+
+        Args:
+            steps_per_epoch: That it makes.
+        """
         return 1 if self.epochs is None else self.local_epochs * steps_per_epoch
 
     @model_validator(mode="after")

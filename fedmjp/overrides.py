@@ -7,7 +7,7 @@ from fedmjp.errors import ConfigError
 from fedmjp.yaml_files import parse_value
 
 
-def overridden(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+def apply_settings(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     """Lay ``KEY=VALUE`` settings over nested values.
 
     Args:
@@ -32,20 +32,25 @@ def overridden(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, 
 
 
 def _replaced(values: Any, path: Sequence[str], value: Any) -> Any:
-    """A copy with another value at the end of the path; LookupError where the path ends before."""
+    """Return a copy with another value at the end of the path; LookupError where the path ends before."""
     if not path:
         return value
-    part, *rest = path
+    part, *deeper = path
     if isinstance(values, Mapping):
-        return {**values, part: _replaced(values.get(part, {}), rest, value)}
+        return {**values, part: _replaced(values.get(part, {}), deeper, value)}
     if isinstance(values, list) and part.isdigit() and int(part) < len(values):
         place = int(part)
-        return [*values[:place], _replaced(values[place], rest, value), *values[place + 1 :]]
+        return [*values[:place], _replaced(values[place], deeper, value), *values[place + 1 :]]
     raise LookupError(part)
 
 
 def parse_pairs(pairs: Sequence[str], name: str, *, dashes: bool = False) -> dict[str, str]:
-    """``KEY=VALUE`` texts of an option as a mapping; with ``dashes`` a dash in a key stands for an underscore.
+    """Read the ``KEY=VALUE`` texts of an option as a mapping.
+
+    Args:
+        pairs: The texts.
+        name: Of the option, for messages.
+        dashes: Whether a dash in a key stands for an underscore.
 
     Raises:
         ConfigError: If one has no "=" or no key, or a key is given twice.

@@ -9,9 +9,14 @@ if TYPE_CHECKING:
 
 
 def to_patches(images: Tensor, patch_size: int) -> Tensor:
-    """(batch, 3, height, width) to (batch, patches, 3 * patch_size ** 2), in (channel, row, column) order.
+    """Cut images into patches; torch's ``unfold`` gives the same, on CUDA by a kernel for each picture.
 
-    Sides are multiples of the patch size. torch's ``unfold`` gives the same, on CUDA by a kernel for each picture.
+    Args:
+        images: (batch, channels, height, width); sides are multiples of the patch size.
+        patch_size: Pixels per side.
+
+    Returns:
+        (batch, patches, channels * patch_size ** 2), in (channel, row, column) order.
     """
     batch, channels, height, width = images.shape
     rows, columns = height // patch_size, width // patch_size
@@ -20,7 +25,13 @@ def to_patches(images: Tensor, patch_size: int) -> Tensor:
 
 
 def from_patches(patches: Tensor, image_size: int, patch_size: int) -> Tensor:
-    """The inverse of ``to_patches`` for square images."""
+    """Join patches to square images: the inverse of ``to_patches``.
+
+    Args:
+        patches: (batch, patches, channels * patch_size ** 2).
+        image_size: Pixels per side of an image.
+        patch_size: Pixels per side of a patch.
+    """
     grid = image_size // patch_size
     tiles = patches.reshape(len(patches), grid, grid, -1, patch_size, patch_size)
     return tiles.permute(0, 3, 1, 4, 2, 5).reshape(len(patches), -1, image_size, image_size)

@@ -19,7 +19,7 @@ OF_SOME = ("mixed", "shares", "whole")
 
 @dataclass(frozen=True)
 class PrivateBatch:
-    """What a client holds and the evaluator scores against. Attack code has no parameter for it."""
+    """The private pictures of a client, which the evaluator scores against. Attack code has no parameter for it."""
 
     clean: Tensor  # (batch, 3, size, size) float32 in [0, 1], the private pictures x
     shuffled: Tensor  # the same shape, their jigsaw-shuffled version x~
@@ -46,23 +46,32 @@ class PrivateBatch:
         require(self.mask.shape[0] == batch, f"{self.mask.shape[0]} masks for {batch} pictures")
 
     def version(self, which: Picture) -> Tensor:
-        """The clean or the shuffled pictures, as they went into the network: mixed, where they were mixed."""
+        """Return the clean or the shuffled pictures as they went into the network: mixed, where they were mixed.
+
+        Args:
+            which: Of the two versions.
+        """
         clean = self.clean if self.mixed is None else self.mixed
         return clean if which is Picture.CLEAN else self.shuffled
 
     @property
     def targets(self) -> Tensor:
-        """What the loss compares predictions with: labels, or where pictures were mixed their shares."""
+        """Return the targets of the loss: labels, or where pictures were mixed their shares."""
         return self.labels if self.shares is None else self.shares
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All that has a row per picture, by name."""
+        """Collect the tensors that have a row per picture, by name."""
         values = {name: getattr(self, name) for name in (*TENSORS, *OF_SOME)}
         return {name: value for name, value in values.items() if value is not None}
 
     def part(self, first: int, last: int) -> Self:
-        """Some of the pictures, from ``first`` to before ``last``."""
+        """Take consecutive pictures.
+
+        Args:
+            first: Place of the first.
+            last: Place behind the last.
+        """
         return replace(
             self,
             pictures=self.pictures[first:last],
@@ -70,7 +79,11 @@ class PrivateBatch:
         )
 
     def of_places(self, places: Sequence[int]) -> Self:
-        """Some of the pictures, by their places."""
+        """Take some of the pictures.
+
+        Args:
+            places: Of the pictures, in order.
+        """
         if list(places) == list(range(len(self.pictures))):
             return self
         index = torch.tensor(places, dtype=torch.long)
@@ -82,7 +95,11 @@ class PrivateBatch:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """The pictures of several clients as one batch, in their order."""
+        """Join the pictures of several clients to one batch, in their order.
+
+        Args:
+            parts: A batch for each client.
+        """
         return cls(
             pictures=tuple(name for part in parts for name in part.pictures),
             gradient_of=parts[0].gradient_of,
@@ -90,18 +107,33 @@ class PrivateBatch:
         )
 
     def sha256(self, place: int) -> str:
-        """SHA-256 of the pixels of one picture as its source has it, as hex."""
+        """Compute the SHA-256 of the pixels of a picture as its source has it, as hex.
+
+        Args:
+            place: Of the picture.
+        """
         pictures = self.clean if self.whole is None else self.whole
         return hashlib.sha256(pictures[place].contiguous().numpy().tobytes()).hexdigest()
 
     def save(self, path: Path) -> None:
-        """Write to ``path``."""
+        """Write the batch to a file.
+
+        Args:
+            path: Of the file.
+        """
         fields = {"record": "PrivateBatch", "pictures": self.pictures, "gradient_of": self.gradient_of}
         save_tensors(path, self.tensors, fields)
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read from ``path``; RecordError if it is not a private batch."""
+        """Read a batch.
+
+        Args:
+            path: Of the file.
+
+        Raises:
+            RecordError: If it is not a private batch.
+        """
         tensors, fields = load_record(cls, path)
         try:
             return cls(pictures=tuple(fields["pictures"]), gradient_of=Picture(fields["gradient_of"]), **tensors)

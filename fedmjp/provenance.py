@@ -1,4 +1,4 @@
-"""Where numbers come from: versions, hardware, revision."""
+"""The provenance of numbers: versions, hardware, revision."""
 
 import hashlib
 import importlib
@@ -23,18 +23,18 @@ PACKAGES = (
 )  # fmt: skip
 # Parts of the package that lie in folders of their own, in a clone.
 PARTS = ("attacks", "benchmarks", "clients", "server")
-# What only summarises and shows numbers.
+# Folders that only summarise and show numbers.
 SHOWS = {"cli", "leaderboard", "performance", "report"}
 
 
 def environment() -> dict[str, Any]:
-    """Versions, revision and hardware of this process; with a GPU, how exactly it computes in float32."""
-    made_with = {"versions": versions(), "revision": revision(), "hardware": hardware()}
-    return made_with | ({"cuda": cuda_settings()} if made_with["hardware"]["gpus"] else {})
+    """Collect versions, revision and hardware of this process; with a GPU, how exactly it computes in float32."""
+    facts = {"versions": versions(), "revision": revision(), "hardware": hardware()}
+    return facts | ({"cuda": cuda_settings()} if facts["hardware"]["gpus"] else {})
 
 
 def code_digest() -> str:
-    """SHA-256 over the source files that determine a trial's numbers, as hex: changed code, new trials."""
+    """Compute the SHA-256 over the source files that determine a trial's numbers, as hex: changed code, new trials."""
     digest = hashlib.sha256()
     _add_source(digest, Path(fedmjp.__file__).parent, "fedmjp")
     for package in PARTS:
@@ -44,7 +44,11 @@ def code_digest() -> str:
 
 
 def package_digest(module: str) -> str:
-    """The same over the top-level package (or single file) that a module belongs to."""
+    """Compute the SHA-256 over the top-level package (or single file) that a module belongs to, as hex.
+
+    Args:
+        module: Its dotted name.
+    """
     top = module.partition(".")[0]
     origin = Path(inspect.getfile(importlib.import_module(top))).resolve()
     digest = hashlib.sha256()
@@ -65,9 +69,9 @@ def _add_source(digest: "hashlib._Hash", folder: Path, name: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Version of Python, fedmjp and of every package that numbers depend on."""
-    ours = {"python": platform.python_version(), "fedmjp": fedmjp.__version__}
-    return ours | {package: _version(package) for package in PACKAGES}
+    """Collect the versions of Python, fedmjp and every package that numbers depend on."""
+    own_versions = {"python": platform.python_version(), "fedmjp": fedmjp.__version__}
+    return own_versions | {package: _version(package) for package in PACKAGES}
 
 
 @cache  # a campaign asks for each of its parts, and parsing takes milliseconds
@@ -79,7 +83,7 @@ def _version(package: str) -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """The machine as far as it bears on numbers and times: ``cores`` are those that this process may use."""
+    """Describe the machine as far as it bears on numbers and times: ``cores`` are those that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {
         "processor": _processor(),
@@ -91,7 +95,7 @@ def hardware() -> dict[str, Any]:
 
 
 def revision() -> dict[str, Any]:
-    """Git ``commit`` of the source tree that runs, and whether it was ``modified``; None outside a checkout."""
+    """Read the git ``commit`` of the running source tree, and whether it was ``modified``; None outside a checkout."""
     root = Path(fedmjp.__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return {"commit": None, "modified": None}
@@ -101,10 +105,10 @@ def revision() -> dict[str, Any]:
 
 def _git(root: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], check=False, capture_output=True, text=True)
+        result = subprocess.run(["git", "-C", str(root), *arguments], check=False, capture_output=True, text=True)
     except FileNotFoundError:
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def _processor() -> str:

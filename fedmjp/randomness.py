@@ -1,4 +1,4 @@
-"""Where defences take their randomness from: drawn anew from a seed in a benchmark, from the system at a client.
+"""Sources of randomness for defences: drawn anew from a seed in a benchmark, from the system at a client.
 
 A benchmark must be repeatable, a deployment must not be: who can guess a seed can subtract the noise. torch seeds
 its CPU generator with 32 bits, which can be tried one by one, so a client that means to protect anything takes
@@ -17,47 +17,65 @@ import numpy as np
 from typing_extensions import override
 
 from fedmjp.seeds import torch_generator
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 UNIFORM_BITS = 52  # with them the middle of every interval is a double
 
 
 class Randomness(ABC):
-    """Gives random tensors by name: a tensor's values do not depend on which others were drawn before."""
+    """A source of random tensors by name: a tensor's values do not depend on which others were drawn before."""
 
     @abstractmethod
     def normal(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Standard normal float32 values on the CPU."""
+        """Draw standard normal float32 values on the CPU.
+
+        Args:
+            name: Of the tensor.
+            shape: Of the tensor.
+        """
 
     @abstractmethod
     def uniform(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Float32 values on the CPU, uniform in [0, 1)."""
+        """Draw float32 values on the CPU, uniform in [0, 1).
+
+        Args:
+            name: Of the tensor.
+            shape: Of the tensor.
+        """
 
     @abstractmethod
     def generator(self) -> torch.Generator:
-        """For what takes a generator, on the CPU: the order of a shuffle, not noise that protects."""
+        """Make a generator on the CPU, for the order of a shuffle; noise that protects is drawn by name."""
 
     @abstractmethod
     def of(self, *purpose: str | float) -> Randomness:
-        """A source of its own for a purpose."""
+        """Derive a source of its own for a purpose.
+
+        Args:
+            purpose: Names that tell it from others.
+        """
 
 
 @dataclass(frozen=True)
 class SeededRandomness(Randomness):
-    """The same values for the same seed and name, on every machine."""
+    """A source that gives the same values for the same seed and name, on every machine."""
 
     seed: int  # 63 bits
     purpose: tuple[str | float, ...] = ()  # names that tell this source from others of the same seed
 
     @override
     def normal(self, name: str, shape: Sequence[int]) -> Tensor:
+        import torch
+
         return torch.randn(tuple(shape), generator=self.of(name).generator())
 
     @override
     def uniform(self, name: str, shape: Sequence[int]) -> Tensor:
+        import torch
+
         return torch.rand(tuple(shape), generator=self.of(name).generator())
 
     @override
@@ -74,7 +92,8 @@ class SystemRandomness(Randomness):
 
     @override
     def normal(self, name: str, shape: Sequence[int]) -> Tensor:
-        from scipy import special  # noqa: PLC0415 (a tenth of a second, which few processes need)
+        import torch
+        from scipy import special
 
         # The quantile of the middle of each interval: neither end, where it is infinite.
         values = special.ndtri(_integers(shape) * 2.0**-UNIFORM_BITS + 2.0 ** -(UNIFORM_BITS + 1))
@@ -82,12 +101,16 @@ class SystemRandomness(Randomness):
 
     @override
     def uniform(self, name: str, shape: Sequence[int]) -> Tensor:
+        import torch
+
         # With 24 bits, so that no value rounds to 1.
         values = (_integers(shape) >> np.uint64(UNIFORM_BITS - 24)) * 2.0**-24
         return torch.from_numpy(values.astype(np.float32)).reshape(tuple(shape))
 
     @override
     def generator(self) -> torch.Generator:
+        import torch
+
         return torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "big"))
 
     @override

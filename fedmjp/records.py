@@ -1,4 +1,4 @@
-"""What the attacker may hold, and the form of all records on disk.
+"""Records that the attacker may hold, and the form of all records on disk.
 
 Private data has a module of its own (``fedmjp.private``), which attacks and server may not import. Each record is one
 safetensors file whose header holds the plain fields as JSON.
@@ -20,17 +20,33 @@ from torch import Tensor
 
 from fedmjp.errors import BadInputError, RecordError
 from fedmjp.files import replacing, require_regular
-from fedmjp.finite import is_finite
+from fedmjp.tensors import is_finite
 
 
 def require(condition: bool, message: str) -> None:
-    """RecordError with the message unless the condition holds."""
+    """Refuse a record unless a condition holds.
+
+    Args:
+        condition: That must hold.
+        message: Of the error.
+
+    Raises:
+        RecordError: If it does not hold.
+    """
     if not condition:
         raise RecordError(message)
 
 
 def require_images(name: str, images: Tensor) -> None:
-    """RecordError unless finite float32 (batch, 3, height, width) in [0, 1]."""
+    """Refuse images unless they are finite float32 (batch, 3, height, width) in [0, 1].
+
+    Args:
+        name: Of the images, for the message.
+        images: To be checked.
+
+    Raises:
+        RecordError: If they are not.
+    """
     require(
         images.dtype == torch.float32 and images.ndim == 4 and images.shape[1] == 3,
         f"{name} must be float32 (batch, 3, height, width), got {images.dtype} {tuple(images.shape)}",
@@ -42,12 +58,23 @@ def require_images(name: str, images: Tensor) -> None:
 
 
 def record_name(server_round: int, node: int) -> str:
-    """File name that an upload and the private batch behind it share, each in its own folder."""
+    """Name the file of an upload, and of the private batch behind it, each in its own folder.
+
+    Args:
+        server_round: From 1.
+        node: Of the client.
+    """
     return f"round-{server_round:05d}-node-{node}.safetensors"
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], fields: Mapping[str, Any]) -> None:
-    """Write tensors and plain fields as one safetensors file, whole or not at all."""
+    """Write tensors and plain fields as one safetensors file, whole or not at all.
+
+    Args:
+        path: Of the file; its folder is made.
+        tensors: By name.
+        fields: Values that JSON can hold.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Gradients may share memory (the class token's is a part of the position embedding's), files may not.
     copies = {
@@ -58,7 +85,14 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], fields: Mapping[str,
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what ``save_tensors`` wrote; RecordError if the file is missing, damaged or not one of ours."""
+    """Read what ``save_tensors`` wrote.
+
+    Args:
+        path: Of the file.
+
+    Raises:
+        RecordError: If the file is missing, damaged or not one of ours.
+    """
     fields = load_fields(path)
     try:
         return load(path.read_bytes()), fields
@@ -67,7 +101,14 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def load_fields(path: Path) -> dict[str, Any]:
-    """The plain fields of what ``save_tensors`` wrote, without its tensors; errors as of ``load_tensors``."""
+    """Read the plain fields of what ``save_tensors`` wrote, without its tensors.
+
+    Args:
+        path: Of the file.
+
+    Raises:
+        RecordError: If the file is missing, damaged or not one of ours.
+    """
     try:
         require_regular(path)
         with safe_open(path, framework="pt") as file:
@@ -76,20 +117,20 @@ def load_fields(path: Path) -> dict[str, Any]:
         raise RecordError(f"{path} is not a readable record: {error}") from error
 
 
-SHOWN = 16  # digits of a digest in messages
-Sent = Literal["gradient", "delta", "weights", "unknown"]
+QUOTED_DIGITS = 16  # of a digest, in messages
+UploadKind = Literal["gradient", "delta", "weights", "unknown"]
 ATTACKED = ("gradient", "delta")
-# What an upload's file states beside its tensors; labels and others are never among it.
+# The statements of an upload's file beside its tensors: never labels and other uploads.
 UPLOAD_FIELDS = ("kind", "num_examples", "server_round", "node", "weights")
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What one client sent in one round, as it crossed the wire."""
+    """The upload of one client in one round, as it crossed the wire."""
 
     tensors: Mapping[str, Tensor]  # parameter name to value
-    # What the values are: a gradient, a weight change ("delta"), whole weights, or what nobody here can tell.
-    kind: Sent
+    # The values: a gradient, a weight change ("delta"), whole weights, or something that nobody here can tell.
+    kind: UploadKind
     num_examples: int  # pictures behind it, as the client reports them
     server_round: int  # round number, from 1
     node: int  # the client's node identifier in that run
@@ -103,25 +144,37 @@ class Upload:
 
     def __post_init__(self) -> None:
         require(len(self.tensors) > 0, "an upload without tensors")
-        require(self.kind in get_args(Sent), f"an upload of kind {self.kind!r}, not {' or '.join(get_args(Sent))}")
+        kinds = get_args(UploadKind)
+        require(self.kind in kinds, f"an upload of kind {self.kind!r}, not {' or '.join(kinds)}")
         for name in ("num_examples", "server_round", "node"):
             value = getattr(self, name)
             require(isinstance(value, int), f"{name} of an upload is {value!r}, not a whole number")
         require(isinstance(self.weights, str), f"weights of an upload are {self.weights!r}, not a digest")
-        require(not any(other.others for other in self.others), "an upload's others have others themselves")
+        require(not any(upload.others for upload in self.others), "an upload's others have others themselves")
         for name, tensor in self.tensors.items():
             require(tensor.is_floating_point(), f"upload tensor {name!r} holds {tensor.dtype}, no real numbers")
             require(is_finite(tensor), f"upload tensor {name!r} holds NaN or infinite values")
         object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
 
     def save(self, path: Path) -> None:
-        """Write to ``path``."""
-        stated = {name: getattr(self, name) for name in UPLOAD_FIELDS}
-        save_tensors(path, self.tensors, {"record": "Upload", **stated})
+        """Write the upload to a file.
+
+        Args:
+            path: Of the file.
+        """
+        fields = {name: getattr(self, name) for name in UPLOAD_FIELDS}
+        save_tensors(path, self.tensors, {"record": "Upload", **fields})
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read from ``path``; RecordError if it is not an upload."""
+        """Read an upload.
+
+        Args:
+            path: Of the file.
+
+        Raises:
+            RecordError: If it is not an upload.
+        """
         tensors, fields = load_record(cls, path)
         require(fields.keys() == set(UPLOAD_FIELDS), f"{path} states {sorted(fields)}, not {sorted(UPLOAD_FIELDS)}")
         return cls(tensors=tensors, **fields)
@@ -129,37 +182,48 @@ class Upload:
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """What an attack made of one upload."""
+    """Pictures that an attack made of one upload."""
 
     images: Tensor  # (batch, 3, size, size) float32 in [0, 1]
-    # What the attacker itself can tell about it (rank, condition number, patches that it found masked); never
-    # anything computed with private data.
+    # The attacker's own knowledge of it (rank, condition number, patches that it found masked); never anything
+    # computed with private data.
     diagnostics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_images("reconstruction", self.images)
 
     def save(self, path: Path) -> None:
-        """Write to ``path``."""
+        """Write the reconstruction to a file.
+
+        Args:
+            path: Of the file.
+        """
         fields = {"record": "Reconstruction", "diagnostics": dict(self.diagnostics)}
         save_tensors(path, {"images": self.images}, fields)
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read from ``path``; RecordError if it is not a reconstruction."""
+        """Read a reconstruction.
+
+        Args:
+            path: Of the file.
+
+        Raises:
+            RecordError: If it is not a reconstruction.
+        """
         tensors, fields = load_record(cls, path)
         return cls(images=tensors["images"], diagnostics=fields["diagnostics"])
 
 
 @dataclass(frozen=True)
 class Features:
-    """What an attack tells of the pictures behind one upload without showing them: a row per picture, in any order."""
+    """Facts of the pictures behind one upload, without the pictures: a row for each, in any order."""
 
     labels: Tensor  # (batch,) int64
     features: Tensor | None = None  # (batch, dim) float64, what the last layer reads; None where labels alone come out
-    # As of a reconstruction. ``certified`` is 1 where residuals alone show that every row is right.
+    # As for a reconstruction. ``certified`` is 1 where residuals alone show that every row is right.
     diagnostics: Mapping[str, float] = field(default_factory=dict)
-    # What else is known of each picture, a row each in the order of the labels: "probabilities", "loss" and the like.
+    # Further knowledge of each picture, a row each in the order of the labels: "probabilities", "loss" and the like.
     facts: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -167,11 +231,11 @@ class Features:
         require(self.labels.dtype == torch.int64 and len(shape) == 1, f"labels must be int64 (batch,), got {shape}")
         if self.features is None:
             return
-        shown = f"{self.features.dtype} {tuple(self.features.shape)}"
+        layout = f"{self.features.dtype} {tuple(self.features.shape)}"
         fits = (
             self.features.dtype == torch.float64 and self.features.ndim == 2 and len(self.features) == len(self.labels)
         )
-        require(fits, f"features must be float64 (batch, dim) of {len(self.labels)} pictures, got {shown}")
+        require(fits, f"features must be float64 (batch, dim) of {len(self.labels)} pictures, got {layout}")
         require(is_finite(self.features), "features hold NaN or infinite values")
 
 
@@ -179,24 +243,44 @@ Disclosure = Reconstruction | Features
 
 
 def load_record(kind: type, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and fields of a record; RecordError if the file holds another kind."""
+    """Read the tensors and fields of a record.
+
+    Args:
+        kind: Class of the record.
+        path: Of the file.
+
+    Raises:
+        RecordError: If the file holds another kind, or no record.
+    """
     tensors, fields = load_tensors(path)
-    held = fields.pop("record", "nothing")
-    require(held == kind.__name__, f"{path} holds {held}, not {kind.__name__}")
+    content = fields.pop("record", "nothing")
+    require(content == kind.__name__, f"{path} holds {content}, not {kind.__name__}")
     return tensors, fields
 
 
 def require_weights(upload: Upload, digest: str) -> None:
-    """BadInputError unless an upload was computed from the weights of this digest, as it states itself."""
+    """Refuse an upload that states that it was computed from other weights.
+
+    Args:
+        upload: States the digest of its weights.
+        digest: Of the model's weights.
+
+    Raises:
+        BadInputError: If the two differ.
+    """
     if upload.weights != digest:
         raise BadInputError(
-            f"the upload states that it was computed from weights {upload.weights[:SHOWN]}, the model's are "
-            f"{digest[:SHOWN]}: give the model with the weights that the client had"
+            f"the upload states that it was computed from weights {upload.weights[:QUOTED_DIGITS]}, the model's are "
+            f"{digest[:QUOTED_DIGITS]}: give the model with the weights that the client had"
         )
 
 
 def weights_digest(state: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names and values of a state dictionary, as hex."""
+    """Compute the SHA-256 over names and values of a state dictionary, as hex.
+
+    Args:
+        state: Tensors by name.
+    """
     digest = hashlib.sha256()
     for name in sorted(state):
         digest.update(name.encode())

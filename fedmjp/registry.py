@@ -1,14 +1,14 @@
 """Names to objects, loaded when asked for: listing attacks must not import them all."""
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
 from fedmjp.errors import PluginError, UnknownNameError
-from fedmjp.stated import stated
+from fedmjp.stated import read_literal
 
 T = TypeVar("T")
 
@@ -16,13 +16,22 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """Names of a ``kind``, each pointing to ``"module:attribute"``: our own, and those that other packages add.
 
-    A module is imported at the first ``get``; ``entry_points`` is the group through which packages add names.
+    Args:
+        kind: What the names are of, for error messages.
+        targets: Our own, or a function that finds them when the first name is asked for.
+        entry_points: The group through which packages add names. A module is imported at the first ``get``.
     """
 
-    def __init__(self, kind: str, targets: Mapping[str, str], *, entry_points: str) -> None:
+    def __init__(
+        self, kind: str, targets: Mapping[str, str] | Callable[[], Mapping[str, str]], *, entry_points: str
+    ) -> None:
         self.kind = kind
-        self._own = dict(targets)
+        self._find_own = targets if callable(targets) else lambda: targets
         self._group = entry_points
+
+    @cached_property
+    def _own(self) -> dict[str, str]:
+        return dict(self._find_own())
 
     @cached_property
     def _targets(self) -> dict[str, str]:
@@ -33,12 +42,22 @@ class Registry(Generic[T]):
         return iter(self._targets)
 
     def require(self, name: str) -> None:
-        """Import nothing; UnknownNameError if there is no such name, with the nearest ones."""
+        """Refuse an unknown name; nothing is imported.
+
+        Args:
+            name: To be looked up.
+
+        Raises:
+            UnknownNameError: If there is no such name, with the nearest ones.
+        """
         if name not in self._targets:
             raise UnknownNameError(self.kind, name, self._targets)
 
     def get(self, name: str) -> T:
-        """The object behind ``name``.
+        """Load the object behind a name.
+
+        Args:
+            name: To be looked up.
 
         Raises:
             UnknownNameError: If there is no such name.
@@ -57,7 +76,11 @@ class Registry(Generic[T]):
         return loaded
 
     def state(self, name: str, *attributes: str) -> dict[str, Any]:
-        """What the class behind ``name`` states of itself: of ours its source is read, others' are imported.
+        """Read attributes of the class behind a name: from the source of ours, while others' are imported.
+
+        Args:
+            name: To be looked up.
+            attributes: Names of class attributes.
 
         Raises:
             UnknownNameError: If there is no such name.
@@ -66,6 +89,6 @@ class Registry(Generic[T]):
         self.require(name)
         if name in self._own:
             with suppress(ValueError):
-                return {attribute: stated(self._own[name], attribute) for attribute in attributes}
+                return {attribute: read_literal(self._own[name], attribute) for attribute in attributes}
         loaded = self.get(name)
         return {attribute: getattr(loaded, attribute) for attribute in attributes}

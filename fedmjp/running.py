@@ -1,4 +1,4 @@
-"""How commands are run: what was wrong is told in one line, not as a traceback."""
+"""Run commands: an error is told in one line, not as a traceback."""
 
 import sys
 from collections.abc import Callable
@@ -19,7 +19,11 @@ INTERRUPTED = 130  # how typer ends a command on Ctrl-C
 
 
 def run(app: typer.Typer) -> NoReturn:
-    """Run the command that the arguments name; an error raised on purpose becomes one line and its exit code."""
+    """Run the command that the arguments name; an error raised on purpose becomes one line and its exit code.
+
+    Args:
+        app: With all commands.
+    """
     try:
         code = app(standalone_mode=False)
     except FedmjpError as error:
@@ -40,7 +44,11 @@ def run(app: typer.Typer) -> NoReturn:
 
 
 def run_function(function: Callable[..., Any]) -> NoReturn:
-    """Run a script's only command."""
+    """Run a script's only command.
+
+    Args:
+        function: The command, as typer takes it.
+    """
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(function)
     run(app)

@@ -8,14 +8,14 @@ from enum import StrEnum
 
 
 class Picture(StrEnum):
-    """Which of the two versions of a private picture."""
+    """One of the two versions of a private picture."""
 
     CLEAN = "clean"
     SHUFFLED = "shuffled"
 
 
 class Setting(StrEnum):
-    """Evaluation setting: what goes into the gradient and what the reconstruction is held against."""
+    """Evaluation setting: the version behind the gradient, and the one that the reconstruction is compared with."""
 
     A = "a"
     B = "b"
@@ -23,10 +23,10 @@ class Setting(StrEnum):
 
     @property
     def gradient_of(self) -> Picture:
-        """The version whose gradient the client uploads."""
+        """Return the version whose gradient the client uploads."""
         return Picture.CLEAN if self is Setting.A else Picture.SHUFFLED
 
     @property
     def compared_with(self) -> Picture:
-        """The version that the evaluator compares the reconstruction with."""
+        """Return the version that the evaluator compares the reconstruction with."""
         return Picture.SHUFFLED if self is Setting.B else Picture.CLEAN

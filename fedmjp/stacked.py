@@ -19,7 +19,7 @@ from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
 from fedmjp.private import PrivateBatch
-from fedmjp.transfer import sent
+from fedmjp.tensors import to_device
 
 ENTRANCE = frozenset(
     {
@@ -42,7 +42,7 @@ def entrance_gradients(
     label_smoothing: float = 0.0,
     arithmetic: Arithmetic = "float32",
 ) -> list[dict[str, Tensor]]:
-    """What ``updates.gradient`` gives for each batch, reduced to some tensors at the entrance.
+    """Compute the gradient of each batch as ``updates.gradient`` does, for some tensors at the entrance alone.
 
     Args:
         model: With the weights that the server sent, and with a position embedding.
@@ -51,6 +51,9 @@ def entrance_gradients(
             the gradient at every token, masked or not, summed over the batch.
         label_smoothing: Of the loss.
         arithmetic: Of the network.
+
+    Raises:
+        BadInputError: If the model has no position embedding.
     """
     if not model.has_positions:
         raise BadInputError("a model without a position embedding has no gradients at its entrance: take whole updates")
@@ -66,34 +69,35 @@ def _at_parameters(
     arithmetic: Arithmetic,
 ) -> list[dict[str, Tensor]]:
     def joined(values: Iterable[Tensor]) -> Tensor:
-        return sent(torch.cat(list(values)), model.mean.device)
+        return to_device(torch.cat(list(values)), model.mean.device)
 
     images = joined(batch.version(batch.gradient_of) for batch in batches)
     masks, targets = joined(batch.mask for batch in batches), joined(batch.targets for batch in batches)
     normalised = (images - model.mean) / model.std
     with rounded(arithmetic, images.device):
-        seen = _forward(model, normalised, masks, targets, label_smoothing)
-    tokens, attention_outputs = torch.autograd.grad(seen.loss, (seen.positions, seen.attention_outputs))
+        forward = _forward(model, normalised, masks, targets, label_smoothing)
+    tokens, attention_outputs = torch.autograd.grad(forward.loss, (forward.positions, forward.attention_outputs))
     factor = torch.bfloat16 if arithmetic == "bfloat16" else tokens.dtype  # of products, as autocast rounds them
     # The loss was summed over all pictures; an upload's is the mean over its own.
     by_batch = (len(batches), len(images) // len(batches))
     tokens = (tokens / by_batch[1]).reshape(*by_batch, *tokens.shape[1:])
     outputs = (attention_outputs / by_batch[1]).reshape(len(batches), -1, attention_outputs.shape[-1])
+    inputs = forward.attention_inputs.reshape(*outputs.shape[:2], -1).to(factor)
     prefix, patch_tokens = model.prefix_tokens, tokens[:, :, model.prefix_tokens :].flatten(1, 2).to(factor)
 
     def patches() -> Tensor:
-        """(batches, pictures * patches, 3 * patch_size ** 2): what was embedded."""
+        """Cut pictures into (batches, pictures * patches, 3 * patch_size ** 2), as they were embedded."""
         cut = to_patches(normalised, model.patch_size)
         return cut.reshape(len(batches), -1, 3 * model.patch_size**2).to(factor)
 
     def masked() -> Tensor:
-        """(batches, pictures, tokens, 1): where the unknown embedding stood instead of the own position."""
+        """Mark (batches, pictures, tokens, 1) where the unknown embedding stood instead of the own position."""
         replaced = torch.cat([masks.new_zeros(len(masks), prefix), masks], dim=1) & model.defended
         return replaced.reshape(*by_batch, -1, 1)
 
-    made: dict[str, Callable[[], Tensor]] = {
+    formulas: dict[str, Callable[[], Tensor]] = {
         names.CLASS_TOKEN: lambda: tokens[:, :, :prefix].sum(1),
-        names.FIRST_QKV_WEIGHT: lambda: outputs.mT @ seen.attention_inputs.reshape(*outputs.shape[:2], -1).to(factor),
+        names.FIRST_QKV_WEIGHT: lambda: outputs.mT @ inputs,
         names.ORACLE_TOKEN_GRADIENTS: lambda: tokens.sum(1),
         names.PATCH_BIAS: lambda: patch_tokens.sum(1),
         names.PATCH_WEIGHT: lambda: patch_tokens.mT @ patches(),
@@ -104,12 +108,12 @@ def _at_parameters(
     for name in tensors:
         like = names.POSITION_EMBEDDING if name == names.ORACLE_TOKEN_GRADIENTS else name
         parameter = model.get_parameter(like)
-        gradients[name] = made[name]().reshape(-1, *parameter.shape).to(parameter.dtype)
+        gradients[name] = formulas[name]().reshape(-1, *parameter.shape).to(parameter.dtype)
     return [{name: values[index] for name, values in gradients.items()} for index in range(len(batches))]
 
 
 class _Forward(NamedTuple):
-    """A forward pass, picture by picture: what its gradients are taken at, and input of the first qkv layer."""
+    """A forward pass, picture by picture: its loss, where gradients are taken, and input of the first qkv layer."""
 
     loss: Tensor
     positions: Tensor
@@ -120,10 +124,10 @@ class _Forward(NamedTuple):
 def _forward(
     model: VitClassifier, normalised: Tensor, masks: Tensor, targets: Tensor, label_smoothing: float
 ) -> _Forward:
-    seen: dict[str, Tensor] = {}
+    layer: dict[str, Tensor] = {}
 
     def keep(_module: object, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        seen.update(inputs=inputs[0].detach(), output=output)
+        layer.update(inputs=inputs[0].detach(), output=output)
 
     # Detached weights: nothing of the backward pass is spent on them.
     frozen = {name: weight.detach() for name, weight in model.backbone.named_parameters()}
@@ -135,11 +139,11 @@ def _forward(
         positions = (model.masked_position_embedding(masks) if model.defended else embedding).detach().requires_grad_()
         logits = functional_call(model.backbone, {**frozen, "pos_embed": positions}, (normalised,))
         loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=label_smoothing)
-    return _Forward(loss, positions, seen["inputs"], seen["output"])
+    return _Forward(loss, positions, layer["inputs"], layer["output"])
 
 
 def _shorten_last_block(model: VitClassifier, hooks: ExitStack) -> None:
-    """Where the classifier reads the first token alone, spare the last block's MLP the other tokens."""
+    """Spare the last block's MLP all tokens but the first where the classifier reads that one alone."""
     if model.backbone.global_pool != "token":
         return
 

@@ -1,14 +1,23 @@
-"""What classes state of themselves, read from their source: to import them may take seconds."""
+"""Class attributes read from source files, because importing them may take seconds."""
 
 import ast
 import importlib.util
+import re
 from functools import lru_cache
 from importlib.abc import InspectLoader
+from pathlib import Path
 from typing import Any
 
+_CLASS = re.compile(r"class (\w+)")
+_NAME = re.compile(r'    name(?:: [^=]+)? = "([^"]+)"$')
 
-def stated(target: str, attribute: str) -> Any:
-    """The literal that class ``module:Class``, or the nearest of its bases, gives an attribute.
+
+def read_literal(target: str, attribute: str) -> Any:
+    """Read the literal that a class, or the nearest of its bases, gives an attribute.
+
+    Args:
+        target: The class, as ``module:Class``.
+        attribute: Its name.
 
     Raises:
         ValueError: If none of them gives it a value, or one that is no literal.
@@ -20,8 +29,30 @@ def stated(target: str, attribute: str) -> Any:
     return ast.literal_eval(value)
 
 
+def named_classes(package: str, folder: Path) -> dict[str, str]:
+    """Find the classes of a package that state a literal ``name``, without importing or parsing its files.
+
+    Args:
+        package: The package's dotted name.
+        folder: Where it lies; subfolders belong to it.
+
+    Returns:
+        ``"module:Class"`` by name, in the order of the names.
+    """
+    targets: dict[str, str] = {}
+    for file in folder.rglob("*.py"):
+        module = ".".join((package, *file.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__")
+        owner = ""
+        for line in file.read_text(encoding="utf-8").splitlines():
+            if match := _CLASS.match(line):
+                owner = match[1]
+            elif match := _NAME.match(line):
+                targets[match[1]] = f"{module}:{owner}"
+    return dict(sorted(targets.items()))
+
+
 def _value(module: str, name: str, attribute: str) -> ast.expr | None:
-    """What an attribute is given in a class that a module defines or imports, or in its bases; None if nothing."""
+    """Find the value of an attribute in a class that a module defines or imports, or in its bases; None without one."""
     for node in _parsed(module).body:
         match node:
             case ast.ClassDef() if node.name == name:
@@ -41,8 +72,8 @@ def _value_in(definition: ast.ClassDef, module: str, attribute: str) -> ast.expr
             case ast.AnnAssign(target=ast.Name(id=given), value=ast.expr() as value) if given == attribute:
                 return value
     for base in definition.bases:
-        named = base.value if isinstance(base, ast.Subscript) else base
-        inherited = _value(module, named.id, attribute) if isinstance(named, ast.Name) else None
+        parent = base.value if isinstance(base, ast.Subscript) else base
+        inherited = _value(module, parent.id, attribute) if isinstance(parent, ast.Name) else None
         if inherited is not None:
             return inherited
     return None

@@ -6,17 +6,24 @@ from typing import TypeVar
 Cell = TypeVar("Cell")
 # Control characters but for tab and line feed, and halves of letters.
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-# What spreadsheets look for, its full-width forms, and the apostrophe, so that ``unguard`` knows whose it is.
+# Beginnings that spreadsheets look for, with full-width forms, and the apostrophe, so that ``unguard`` can tell.
 FORMULA = re.compile(r"[=+\-@\t\r\n＝＋－＠']")
 
 
 def printable(text: str) -> str:
-    """Text without what a terminal would obey: a replacement character stands for each such letter."""
+    """Replace each character that a terminal would obey.
+
+    Args:
+        text: From anybody.
+    """
     return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def guard(value: Cell) -> Cell | str:
-    """A cell that is shown as it is: text that begins like a formula gets an apostrophe before it.
+    """Make a cell that spreadsheets show as it is: text that begins like a formula gets an apostrophe before it.
+
+    Args:
+        value: Of the cell.
 
     Example:
         >>> guard("=1+1"), guard("grey"), guard(-1.5)
@@ -26,5 +33,9 @@ def guard(value: Cell) -> Cell | str:
 
 
 def unguard(text: str) -> str:
-    """The inverse of ``guard``, for text."""
+    """Read a cell of text that ``guard`` made.
+
+    Args:
+        text: Of the cell.
+    """
     return text.removeprefix("'")

@@ -1,115 +1,306 @@
-"""What the attacker sees and knows; whatever is not stated here, it does not know."""
+"""The attacker: what a server sees and knows, and the contract of servers that change weights.
+
+Servers that change weights are for measuring one's own deployment. Ours are in ``fedmjp.server.modifications``; other
+packages add theirs through the entry-point group ``fedmjp.servers``: the name, and ``module:class``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from fedmjp.arithmetic import ROUNDING, Arithmetic
-from fedmjp.config import DIGEST, Config, LocalOptimiser, UpdateKind
+from fedmjp.arithmetic import ROUNDING
+from fedmjp.config import Config, LocalOptimiser
 from fedmjp.defences.base import Mark
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
-from fedmjp.modifications import SCOPE
-from fedmjp.modifications.config import Server
+from fedmjp.named import NamedConfig
+from fedmjp.registry import Registry
+from fedmjp.step import ClientStep
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedmjp.models.classifier import VitClassifier
+    from fedmjp.models.entrance import Entrance
+    from fedmjp.records import Upload
+
 FLOAT32 = ROUNDING["float32"]
 OPTIMISERS: Mapping[LocalOptimiser, str] = {"sgd": "SGD", "adamw": "AdamW"}  # as sentences have them
+HONEST = "honest"  # how a server that changes nothing is called
+SCOPE = "Servers that change weights are for measuring your own deployment, in federations started here alone."
 
 
-class ThreatModel(Config):
+class Modification(ABC):
+    """A server that changes weights: what it sends, and what its uploads then show.
+
+    Class attributes state what `fedmjp list servers NAME` prints: ``name``; ``paper``, the source; ``summary``, one
+    line; ``options_type``, the configuration model of its options, given as by ``NAME:key=value``.
+
+    It is pure: it changes nothing that it is given, and the same input gives the same weights, to the last bit. It
+    knows no private data, only what an attacker knows.
+
+    Raises:
+        ConfigError: On an unknown option or a value out of range.
+    """
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    summary: ClassVar[str]
+    options_type: ClassVar[type[Config]] = Config
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        self.options: Any = self.options_type.parse(options or {})
+
+    @property
+    def probes(self) -> int:
+        """Count the rounds of every batch that come first, from which it learns about the pictures."""
+        return 0
+
+    @abstractmethod
+    def refusal(self, model: VitClassifier, threat: ThreatModel, *, trains: bool) -> str | None:
+        """Say why it cannot be played; None if it can.
+
+        Args:
+            model: The clients' model; it may be without weights.
+            threat: What the server sees.
+            trains: Whether clients train together, so that a client shows another batch in every round.
+        """
+
+    def probe(self, model: VitClassifier, threat: ThreatModel) -> Mapping[str, Tensor]:
+        """Make the tensors that all clients get in place of the honest ones in a probing round.
+
+        Args:
+            model: With honest weights.
+            threat: What the server sees.
+        """
+        del model, threat
+        return {}
+
+    def learn(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> object:
+        """Read the answer to a probe, for ``weights`` to make use of.
+
+        Args:
+            upload: Of a probing round.
+            model: With honest weights.
+            threat: What the server sees.
+        """
+        del upload, model, threat
+        return None
+
+    @abstractmethod
+    def weights(self, model: VitClassifier, threat: ThreatModel, learnt: object) -> Sequence[Mapping[str, Tensor]]:
+        """Make the tensors that each client behind one upload gets in place of the honest ones, in their order.
+
+        Args:
+            model: With honest weights.
+            threat: What the server sees.
+            learnt: From the last probe of the same clients and batch; None if there was none.
+
+        Returns:
+            By client, the tensors that differ from the model's. Clients that get the same may share an object.
+        """
+
+    @abstractmethod
+    def view(self, threat: ThreatModel) -> ThreatModel:
+        """Describe an isolated upload to the attack that is given it.
+
+        Args:
+            threat: What the server sees of whole uploads.
+        """
+
+    @abstractmethod
+    def isolate(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> Upload:
+        """Separate the part of an upload that the changed weights show, as ``view`` describes it.
+
+        Args:
+            upload: Computed with the changed weights.
+            model: With the changed weights.
+            threat: What the server sees of whole uploads.
+
+        Raises:
+            AttackFailedError: If the model holds no such weights.
+        """
+
+    def reads(self, model: VitClassifier, threat: ThreatModel) -> Sequence[str]:
+        """Name the tensors that ``isolate`` reads, besides those that an attack does.
+
+        Args:
+            model: The clients' model.
+            threat: What the server sees.
+        """
+        del model, threat
+        return ()
+
+    def mixed(self, model: Entrance) -> frozenset[str]:
+        """Name the tensors that stay a sum over all pictures: isolated uploads are without them.
+
+        Args:
+            model: The clients' model.
+        """
+        del model
+        return frozenset()
+
+    def wanted(self, labels: Sequence[int], threat: ThreatModel) -> list[int]:
+        """Tell the evaluator which pictures behind one upload the server is after, as their places.
+
+        Args:
+            labels: Of all these pictures.
+            threat: What the server sees.
+        """
+        del threat
+        return list(range(len(labels)))
+
+
+SERVERS: Registry[type[Modification]] = Registry(
+    "server",
+    {
+        "class_fishing": "fedmjp.server.modifications.class_fishing:ClassFishing",
+        "feature_fishing": "fedmjp.server.modifications.feature_fishing:FeatureFishing",
+        "suppression": "fedmjp.server.modifications.suppression:Suppression",
+        "token_imprint": "fedmjp.server.modifications.token_imprint:TokenImprint",
+    },
+    entry_points="fedmjp.servers",
+)
+
+
+class ServerConfig(NamedConfig[Modification]):
+    """A server by name, with its options beside the name: ``{name: class_fishing, class: 3}``.
+
+    Text is ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``, as the command line takes it.
+    """
+
+    registry = SERVERS
+
+    __hash__ = NamedConfig.__hash__
+
+
+def _read_honest(value: object) -> object:
+    return None if value in (HONEST, "") else value
+
+
+def _is_honest(server: object) -> bool:
+    return server is None
+
+
+# Records and digests state a server only where it changes weights.
+Server = Annotated[ServerConfig | None, BeforeValidator(_read_honest), Field(exclude_if=_is_honest)]
+
+
+class ThreatModel(ClientStep):
     """An honest-but-curious server, and what reaches it: its read-only view of a scenario.
 
     It follows the protocol, keeps the weights that it sent, and reads each upload. It set the recipe of the local
     training, so it knows steps, learning rate, label smoothing, mixup and that crops are taken, not what is drawn. With
-    ``server`` it is malicious in one thing: it changes weights before it sends them. Of ``defences`` it is told what
-    each of them states. It never holds a picture of the client, the mask, the permutation, or the evaluator's records.
+    ``server`` it is malicious in one thing: it changes weights before it sends them. Each of ``defences`` states
+    what the server is told of it. It never holds a picture of the client, the mask, the permutation, or the evaluator's
+    records.
     """
 
     name: str = "Honest-but-curious server"
-    update: UpdateKind = Field("gradient", description="FedSGD gradient or FedAvg delta")
-    batch_size: int = Field(1, ge=1, description="pictures of one client behind one update")
-    local_steps: int = Field(1, ge=1, description="optimiser steps behind one update")
-    local_learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="of these steps")
-    local_momentum: float = Field(0.0, ge=0, lt=1, description="of these steps")
-    local_batch_size: int | None = Field(None, ge=1, description="pictures of a step, in turn; by default all")
-    local_optimiser: LocalOptimiser = Field("sgd", description="of these steps; its state is new in every round")
-    local_weight_decay: float = Field(0.0, ge=0.0, lt=1.0, description="of AdamW's steps")
-    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0, description="of the clients' loss")
-    mixup: float = Field(0.0, ge=0.0, allow_inf_nan=False, description="alpha; clients mix pictures in pairs")
-    crop_scale: float | None = Field(
-        None, gt=0.0, le=1.0, description="smallest share of a picture that a random crop keeps, drawn for each upload"
-    )
     labels_known: bool = Field(False, description="is told the labels, in no particular order")
-    arithmetic: Arithmetic = Field("float32", description="of the clients' networks")
     uploads_per_picture: int = Field(1, ge=1, description="of the same client, under masks drawn independently")
     defences: Defences = Field((), description="what clients do to updates before they leave")
     server: Server = Field(None, description="how it changes the weights that it sends; by default it does not")
 
     @model_validator(mode="after")
-    def _can_be_done(self) -> ThreatModel:
-        self.pipeline  # noqa: B018 (an impossible order is told here)
+    def _require_possible_order(self) -> ThreatModel:
+        self.pipeline  # noqa: B018 (an impossible order is refused here)
         return self
+
+    def digest(self, exclude: Mapping[str, Any] | None = None) -> str:
+        """Compute the SHA-256 of what differs from the plain protocol, as hex: ids outlive options that came later.
+
+        Args:
+            exclude: Fields to leave out, as pydantic takes them.
+        """
+        fields = type(self).model_fields
+        plain = {
+            name: True
+            for name in ("uploads_per_picture", "label_smoothing", "defences")
+            if getattr(self, name) == fields[name].default
+        }
+        return super().digest({**plain, **(exclude or {})})
 
     @property
     def pipeline(self) -> Pipeline:
-        """The defences themselves, in order."""
+        """Return the defences themselves, in order."""
         return pipeline_of(self.defences)
 
     @property
     def marks(self) -> frozenset[Mark]:
-        """What was done to uploads, as an attack may take it into account."""
+        """Collect what was done to uploads, as an attack may take it into account."""
         return self.pipeline.marks
 
     @property
     def clients(self) -> int:
-        """How many clients' updates the server sees as one."""
+        """Count the clients whose updates the server sees as one."""
         return self.pipeline.clients
 
     @property
     def pictures(self) -> int:
-        """How many pictures are behind one upload."""
+        """Count the pictures behind one upload."""
         return self.batch_size * self.clients
 
     @property
     def rounding(self) -> float:
-        """Largest relative error that is left in a number."""
+        """Return the largest relative error that is left in a number."""
         return max(ROUNDING[self.arithmetic], self.pipeline.rounding)
 
     def noise_on(self, uploaded: Tensor) -> float:
-        """Standard deviation of the noise on the entries of an uploaded tensor."""
+        """Return the standard deviation of the noise on the entries of an uploaded tensor.
+
+        Args:
+            uploaded: As it arrived, of any shape.
+        """
         return self.pipeline.noise_on(uploaded)
 
     @property
     def gradients_in_delta(self) -> float:
-        """How many gradients of a step add up, times the learning rate, to SGD's delta: momentum repeats early ones.
+        """Count the gradients that add up, times the learning rate, to SGD's delta: momentum repeats early ones.
 
-        Of steps on some of the pictures each, it is that of a mean over the steps.
+        Where each step is on some of the pictures, count the gradients of a mean over the steps.
         """
         shares = (self.local_momentum**later for step in range(self.local_steps) for later in range(step + 1))
         return sum(shares)
 
     @property
     def undefended(self) -> ThreatModel:
-        """The same server where clients do nothing to their updates."""
+        """Return the same server where clients do nothing to their updates."""
         return self.model_copy(update={"defences": ()})
 
     @property
     def isolated(self) -> ThreatModel:
-        """What an attack is told: of a server that changes weights, about the part of an upload that it isolates."""
-        return self if self.server is None else self.server.made().view(self)
+        """Return the view that an attack gets: of the isolated part where a server changes weights, else of all."""
+        return self if self.server is None else self.server.build().view(self)
 
     def sentence(self, pipelines: Iterable[Pipeline] = ()) -> str:
-        """The threat model in words, to print beside results, with what the server is told of each defence.
+        """Put the threat model into words, to print beside results, with what the server is told of each defence.
 
         Args:
-            pipelines: All defences of the scenarios that it is the view of: of those that act before an update is made,
-                the server is told something, too.
+            pipelines: All defences of the scenarios that it is the view of; the server is also told something of those
+                that act before an update is made.
         """
+        knowledge = "the labels but no masks" if self.labels_known else "neither labels nor masks"
+        if self.crop_scale:
+            knowledge += " or crops" if self.labels_known else " nor crops"
+        undergone = f" It is told that uploads underwent {self.pipeline.label}." if self.defences else ""
+        stated = {
+            defence.name: defence.told for pipeline in (self.pipeline, *pipelines) for defence in pipeline.defences
+        }
+        of_each = "".join(f" Of {name} it is told {fact}." for name, fact in stated.items())
+        sends, scope, name = "nothing malicious", "", self.name
+        if self.server is not None:
+            sends = f"weights of its own making ({self.server.text}: {self.server.build().summary})"
+            scope, name = f" {SCOPE}", "Malicious server"
+        return (
+            f"{name}: knows the model and its weights, sees {self._upload_in_words()}, is told {knowledge}, sends "
+            f"{sends}.{undergone}{of_each}{scope}"
+        )
+
+    def _upload_in_words(self) -> str:
         sees = "each client's own" if self.clients == 1 else f"only the sum of {self.clients} clients'"
         kind = "FedSGD gradient"
         if self.update == "delta":
@@ -131,35 +322,4 @@ class ThreatModel(Config):
             kind += f", shown in random crops ({share}, flipped or not, drawn anew for each upload)"
         if self.uploads_per_picture > 1:
             kind += f", {self.uploads_per_picture} times under masks drawn independently"
-        knowledge = "the labels but no masks" if self.labels_known else "neither labels nor masks"
-        if self.crop_scale:
-            knowledge += " or crops" if self.labels_known else " nor crops"
-        done = f" It is told that uploads underwent {self.pipeline.label}." if self.defences else ""
-        known = {defence.name: defence.told for pipeline in (self.pipeline, *pipelines) for defence in pipeline.made}
-        of_each = "".join(f" Of {name} it is told {what}." for name, what in known.items())
-        sends, scope, name = "nothing malicious", "", self.name
-        if self.server is not None:
-            sends = f"weights of its own making ({self.server.text}: {self.server.made().summary})"
-            scope, name = f" {SCOPE}", "Malicious server"
-        return (
-            f"{name}: knows the model and its weights, sees {sees} {kind}, is told {knowledge}, sends {sends}."
-            f"{done}{of_each}{scope}"
-        )
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_not_done(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
-        values: dict[str, Any] = dump(self)
-        # Fields of later, where they say nothing: records from before them stay the same.
-        for name in ("server", "local_momentum", "local_batch_size", "local_weight_decay", "mixup", "crop_scale"):
-            if not getattr(self, name):
-                values.pop(name, None)
-        if self.arithmetic == "float32":
-            values.pop("arithmetic", None)
-        if self.local_optimiser == "sgd":
-            values.pop("local_optimiser", None)
-        if info.context == DIGEST:
-            # Only what differs from the plain protocol is in the digest: ids outlive fields of later.
-            for name in ("uploads_per_picture", "label_smoothing", "defences"):
-                if not values[name] or values[name] == type(self).model_fields[name].default:
-                    del values[name]
-        return values
+        return f"{sees} {kind}"

@@ -1,4 +1,4 @@
-"""The local computation: what a client computes from its pictures before anything leaves it."""
+"""The local computation of a client: from its pictures to an update, before anything leaves it."""
 
 from collections.abc import Collection, Mapping
 
@@ -20,23 +20,25 @@ PICTURES_PER_PASS = 32
 def local_update(
     model: VitClassifier, batch: PrivateBatch, threat: ThreatModel, *, randomness: Randomness | None = None
 ) -> dict[str, Tensor]:
-    """The gradient or the weight delta that the protocol asks for, before it is protected.
+    """Compute the gradient or the weight delta that the protocol asks for, before it is protected.
 
-    ``threat`` states update, steps and their optimiser, label smoothing and arithmetic, and the defences, of which
-    some act inside of the steps and draw from ``randomness``. The model has the weights that the server sent; it stays
-    as it is.
+    Args:
+        model: With the weights that the server sent; it stays as it is.
+        batch: The private pictures.
+        threat: States the step, and the defences, of which some act inside of the steps.
+        randomness: Source of what these draw.
     """
     with computing(threat.arithmetic, model.mean.device, repeats=True):
         return _update(_Gradients(model, batch, threat, randomness), model, threat)
 
 
 def _update(gradients: "_Gradients", model: VitClassifier, threat: ThreatModel) -> dict[str, Tensor]:
-    before = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    initial = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if threat.update == "gradient":
-        return gradients.at(before, 0)
+        return gradients.at(initial, 0)
     if threat.local_optimiser == "adamw":
-        return _after_adamw(gradients, before, threat)
-    weights, velocity = before, dict[str, Tensor]()
+        return _after_adamw(gradients, initial, threat)
+    weights, velocity = initial, dict[str, Tensor]()
     for step in range(threat.local_steps):
         step_gradient = gradients.at(weights, step)
         if threat.local_momentum and velocity:
@@ -46,12 +48,12 @@ def _update(gradients: "_Gradients", model: VitClassifier, threat: ThreatModel) 
             name: weight - threat.local_learning_rate * step_gradient[name] if name in step_gradient else weight
             for name, weight in weights.items()
         }
-    return {name: weight - before[name] for name, weight in weights.items()}
+    return {name: weight - initial[name] for name, weight in weights.items()}
 
 
-def _after_adamw(gradients: "_Gradients", before: Mapping[str, Tensor], threat: ThreatModel) -> dict[str, Tensor]:
-    """The weight delta of torch's own AdamW, whose state is new."""
-    weights = {name: weight.clone() for name, weight in before.items()}
+def _after_adamw(gradients: "_Gradients", initial: Mapping[str, Tensor], threat: ThreatModel) -> dict[str, Tensor]:
+    """Compute the weight delta of torch's own AdamW, whose state is new."""
+    weights = {name: weight.clone() for name, weight in initial.items()}
     optimiser = torch.optim.AdamW(
         weights.values(), lr=threat.local_learning_rate, weight_decay=threat.local_weight_decay
     )
@@ -59,29 +61,39 @@ def _after_adamw(gradients: "_Gradients", before: Mapping[str, Tensor], threat: 
         for name, step_gradient in gradients.at(weights, step).items():
             weights[name].grad = step_gradient
         optimiser.step()
-    return {name: weight.detach() - before[name] for name, weight in weights.items()}
+    return {name: weight.detach() - initial[name] for name, weight in weights.items()}
 
 
 def gradient(model: VitClassifier, batch: PrivateBatch) -> dict[str, Tensor]:
-    """FedSGD: the gradient of the mean cross-entropy over the batch, without any defence of updates.
+    """Compute the gradient of the mean cross-entropy over the batch (FedSGD), without any defence of updates.
 
     The pictures are those that ``batch.gradient_of`` names. A defended model also gets the mask, so that masked
     patches use the unknown embedding; on clean pictures this is "mask without shuffle".
+
+    Args:
+        model: With the weights that the server sent.
+        batch: The private pictures.
     """
     return local_update(model, batch, ThreatModel())
 
 
 def delta(model: VitClassifier, batch: PrivateBatch, *, steps: int, learning_rate: float) -> dict[str, Tensor]:
-    """FedAvg: weights after minus before some steps of plain SGD on the whole batch, without any defence of updates.
+    """Compute the change of weights by steps of plain SGD on the whole batch (FedAvg), without defences of updates.
 
     The steps are taken in the weights' precision, so a small learning rate loses digits of the gradient to rounding,
     as it does on a real client.
+
+    Args:
+        model: With the weights that the server sent.
+        batch: The private pictures.
+        steps: How many, from 1.
+        learning_rate: Of the steps.
     """
     return local_update(model, batch, ThreatModel(update="delta", local_steps=steps, local_learning_rate=learning_rate))
 
 
 class _Gradients:
-    """The gradients of a batch at any weights, by a client with its defences; what is withheld is frozen."""
+    """Gradients of a batch at any weights, by a client with its defences; withheld tensors are frozen."""
 
     def __init__(
         self, model: VitClassifier, batch: PrivateBatch, threat: ThreatModel, randomness: Randomness | None
@@ -96,6 +108,12 @@ class _Gradients:
         self._frozen: Collection[str] = self._pipeline.withheld(roles_of(model))
 
     def at(self, weights: dict[str, Tensor], step: int) -> dict[str, Tensor]:
+        """Compute the gradient of a step.
+
+        Args:
+            weights: By name.
+            step: From 0; it says which pictures are shown, and what defences draw.
+        """
         first = step * self._step_size % len(self._targets)
         last = first + self._step_size
         if not self._pipeline.by_example:
@@ -106,7 +124,7 @@ class _Gradients:
         return self._pipeline.combine(single, randomness=self._randomness.of("step", step))
 
     def _mean_of_passes(self, weights: dict[str, Tensor], first: int, last: int) -> dict[str, Tensor]:
-        """The mean over some pictures, a few at a time where they are many: memory does not grow with their number."""
+        """Average over pictures, a few at a time where they are many: memory does not grow with their number."""
         starts = range(first, last, PICTURES_PER_PASS)
         if len(starts) == 1:
             return self._mean(weights, slice(first, last))

@@ -1,4 +1,4 @@
-"""What clients and server agree on: names in messages, places of records."""
+"""The agreement of clients and server: names in messages, places of records."""
 
 from pathlib import Path
 
@@ -9,21 +9,36 @@ EXAMPLES = "num-examples"  # Flower's name: what a mean over clients is weighted
 CORRECT, UNDECIDED, LOSS = "correct", "undecided", "loss"  # of an evaluation at a site, beside its examples
 COUNTS = (EXAMPLES, "pictures", "skipped")
 REPORTED = (*COUNTS, "loss", "learning-rate", "seconds", "upload-seconds")  # metrics of every reply in training
-# The server's last line in its log: what it failed of, or that it did not.
+# The server's last line in its log: its error, or that it had none.
 FAILED, PLAYED = "[FAILED] ", "[PLAYED] all rounds"
 REFUSED = 1000  # the code of a client's refusal; Flower leaves codes from here on to apps
 
 
-def of_round(records: Path, server_round: int) -> Path:
-    """The folder of a round that is recorded."""
+def round_folder(records: Path, server_round: int) -> Path:
+    """Return the folder of a round that is recorded.
+
+    Args:
+        records: Folder of all rounds.
+        server_round: From 1.
+    """
     return records / f"round-{server_round:05d}"
 
 
-def uploads_of_round(records: Path, server_round: int) -> Path:
-    """Where the server keeps the uploads of a round that is recorded."""
-    return of_round(records, server_round) / "uploads"
+def uploads_folder(records: Path, server_round: int) -> Path:
+    """Return the folder in which the server keeps the uploads of a round that is recorded.
+
+    Args:
+        records: Folder of all rounds.
+        server_round: From 1.
+    """
+    return round_folder(records, server_round) / "uploads"
 
 
-def evaluator_of_round(records: Path, server_round: int) -> Path:
-    """Where clients leave the private pictures behind them, for the evaluator alone."""
-    return of_round(records, server_round) / "evaluator"
+def evaluator_folder(records: Path, server_round: int) -> Path:
+    """Return the folder in which clients leave the private pictures behind uploads, for the evaluator alone.
+
+    Args:
+        records: Folder of all rounds.
+        server_round: From 1.
+    """
+    return round_folder(records, server_round) / "evaluator"

@@ -21,11 +21,17 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _RefusedError(Exception):
-    """A file holds what no configuration needs; the message says where and what."""
+    """A file with content that no configuration needs; the message says where and what."""
 
 
 def read_yaml(path: Path) -> tuple[yaml.Node | None, Any]:
-    """The nodes of a file, by which messages find lines, and the values; None and None of an empty one.
+    """Read a file.
+
+    Args:
+        path: Of the file.
+
+    Returns:
+        The nodes, by which messages find lines, and the values; None and None of an empty file.
 
     Raises:
         ConfigError: If it cannot be read, is no YAML, or holds what is no plain value, in one line.
@@ -43,7 +49,14 @@ def read_yaml(path: Path) -> tuple[yaml.Node | None, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """A value as the command line gives it; ValueError if it is no plain value."""
+    """Read a value as the command line gives it.
+
+    Args:
+        text: In YAML.
+
+    Raises:
+        ValueError: If it is no plain value.
+    """
     try:
         return _parse(text)[1]
     except (_RefusedError, yaml.YAMLError) as error:
@@ -68,20 +81,24 @@ def _parse(text: str) -> tuple[yaml.Node | None, Any]:
 
 
 class _Measure:
-    """Counts values as they are when aliases are followed; nodes that stand at several places are visited once."""
+    """A count of values as they are when aliases are followed; nodes that stand at several places are visited once."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[int, int] | None] = {}
+        self._sizes: dict[int, tuple[int, int] | None] = {}
         self._constructor = SafeConstructor()
 
     def add(self, node: yaml.Node) -> tuple[int, int]:
-        """Values in a node, and how deep they stand in each other."""
-        if id(node) in self._known:
-            size = self._known[id(node)]
+        """Count the values in a node, and how deep they stand in each other.
+
+        Args:
+            node: With all that is in it.
+        """
+        if id(node) in self._sizes:
+            size = self._sizes[id(node)]
             if size is None:
                 raise _RefusedError(f"{_line(node)}: an alias contains itself")
             return size
-        self._known[id(node)] = None
+        self._sizes[id(node)] = None
         _require_plain(node, self._constructor)
         sizes = [self.add(child) for child in _children(node)]
         count, depth = 1 + sum(count for count, _ in sizes), 1 + max((depth for _, depth in sizes), default=0)
@@ -89,7 +106,7 @@ class _Measure:
             raise _RefusedError(
                 f"{_line(node)}: with aliases, {count:,} values {depth} deep; at most {MOST_VALUES:,} and {DEEPEST}"
             )
-        self._known[id(node)] = count, depth
+        self._sizes[id(node)] = count, depth
         return count, depth
 
 
@@ -98,18 +115,18 @@ def _children(node: yaml.Node) -> Iterator[yaml.Node]:
         yield from node.value
     if not isinstance(node, yaml.MappingNode):
         return
-    seen: dict[str, int] = {}
+    lines: dict[str, int] = {}
     for key, value in node.value:
         if key.tag == f"{STANDARD}merge":
             yield value
             continue
         if not isinstance(key, yaml.ScalarNode) or key.tag != f"{STANDARD}str":
-            named = key.value[:40] if isinstance(key, yaml.ScalarNode) else "of several values"
-            raise _RefusedError(f"{_line(key)}: the key {named} is no text; keys are names such as seeds")
+            text = key.value[:40] if isinstance(key, yaml.ScalarNode) else "of several values"
+            raise _RefusedError(f"{_line(key)}: the key {text} is no text; keys are names such as seeds")
         # YAML readers keep the last of two equal keys without a word.
-        if key.value in seen:
-            raise _RefusedError(f"{_line(key)}: key {key.value!r} was given before, in line {seen[key.value]}")
-        seen[key.value] = key.start_mark.line + 1
+        if key.value in lines:
+            raise _RefusedError(f"{_line(key)}: key {key.value!r} was given before, in line {lines[key.value]}")
+        lines[key.value] = key.start_mark.line + 1
         yield key
         yield value
 

@@ -1,4 +1,4 @@
-"""Weights that we trained ourselves, by name: ``zoo:NAME`` stands wherever a file of weights is taken."""
+"""Our own trained weights, by name: ``zoo:NAME`` stands wherever a file of weights is taken."""
 
 import os
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ TASK = "32 classes of Tiny ImageNet at 32 x 32 pixels"
 
 @dataclass(frozen=True)
 class ZooModel:
-    """A small trained DeiT: how it was trained, how well, and what its file must be."""
+    """A small trained DeiT: its training, its accuracy, and the digest of its file."""
 
     name: str
     training: str
@@ -28,7 +28,7 @@ class ZooModel:
 
     @property
     def model(self) -> dict[str, Any]:
-        """The values of its ``ModelConfig``, without the weights."""
+        """Return the values of its ``ModelConfig``, without the weights."""
         return {
             "name": self.architecture,
             "image_size": 32,
@@ -39,16 +39,20 @@ class ZooModel:
 
     @property
     def source(self) -> Path:
-        """Where its file lies in fedmjp's repository."""
+        """Return the place of its file in fedmjp's repository."""
         return RUNS / self.name / "weights.safetensors"
 
     def find(self) -> Path | None:
-        """Its file, if it is on this machine: in the folder of weights, or in the clone that this runs from."""
+        """Find its file on this machine: in the folder of weights, or in the clone that this runs from."""
         candidates = (weights_folder() / f"{self.name}.safetensors", CLONE / self.source)
         return next((path for path in candidates if path.is_file()), None)
 
     def file(self) -> Path:
-        """Its file; WeightsMissingError if it is not on this machine, with what to do."""
+        """Return its file.
+
+        Raises:
+            WeightsMissingError: If it is not on this machine, with what to do.
+        """
         path = self.find()
         if path is None:
             raise WeightsMissingError(
@@ -58,7 +62,15 @@ class ZooModel:
         return path
 
     def check(self, path: Path, sha256: str) -> None:
-        """CheckpointError if a file's SHA-256 is not that of these weights."""
+        """Refuse a file that does not hold these weights.
+
+        Args:
+            path: Of the file.
+            sha256: Of its content, as hex.
+
+        Raises:
+            CheckpointError: If the SHA-256 is another.
+        """
         if sha256 != self.sha256:
             raise CheckpointError(
                 f"{path} is not {PREFIX}{self.name}: its SHA-256 begins with {sha256[:16]}, expected "
@@ -106,14 +118,21 @@ ZOO = {model.name: model for model in _MODELS}
 
 
 def zoo_model(name: str) -> ZooModel:
-    """Look ``zoo:NAME`` up; UnknownNameError if there is none, with the nearest names."""
+    """Look a model up.
+
+    Args:
+        name: As ``zoo:NAME``, or without the prefix.
+
+    Raises:
+        UnknownNameError: If there is none of that name, with the nearest ones.
+    """
     bare = name.removeprefix(PREFIX)
     if bare not in ZOO:
-        raise UnknownNameError("model of the zoo", name, [PREFIX + known for known in ZOO])
+        raise UnknownNameError("model of the zoo", name, [PREFIX + candidate for candidate in ZOO])
     return ZOO[bare]
 
 
 def weights_folder() -> Path:
-    """Where files that were downloaded by hand lie: ``FEDMJP_WEIGHTS``, or a folder of the user's."""
+    """Return the folder of files that were downloaded by hand: ``FEDMJP_WEIGHTS``, or one of the user's."""
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     return Path(os.environ.get(FOLDER_VARIABLE) or data / "fedmjp" / "weights")

@@ -12,9 +12,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedProx, FedTrimmedAvg, Krum, MultiKrum
 from torch import Tensor
 
-from fedmjp.replies import mean_of
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import AnyScenario
 from fedmjp.server.shelf import Update
+from fedmjp.tensors import average_updates
 from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS
 
 # Every message is sent to the nodes that it is meant for, whatever their number.
@@ -37,7 +37,7 @@ ROBUST: dict[str, type[FedAvg]] = {
 }
 
 
-def _strategy(scenario: Scenario) -> FedAvg:
+def _strategy(scenario: AnyScenario) -> FedAvg:
     """FedSGD is the mean of weights that are one step away."""
     rate, training = scenario.server_rate, scenario.training
     match training and training.strategy:
@@ -68,7 +68,7 @@ def _suspect(strategy: FedAvg, updates: int, share: float) -> None:
             return
 
 
-def _step_along(scenario: Scenario) -> float:
+def _step_along(scenario: AnyScenario) -> float:
     """How far the weights that a strategy is given are along an update: down a gradient, by a change of weights."""
     if scenario.threat.update == "gradient":
         return -scenario.server_rate
@@ -88,7 +88,9 @@ class Aggregator:
         withheld: Those that clients do not send.
     """
 
-    def __init__(self, scenario: Scenario, parameters: Iterable[str], withheld: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, scenario: AnyScenario, parameters: Iterable[str], withheld: frozenset[str] = frozenset()
+    ) -> None:
         self._strategy, self._step = _strategy(scenario), _step_along(scenario)
         self._robust = isinstance(self._strategy, tuple(ROBUST.values()))
         self._hostile = 0.0 if scenario.training is None else scenario.training.hostile
@@ -196,7 +198,7 @@ class Aggregator:
         sent = [update.tensors(BUFFERS) for update in updates]
         if self._robust:
             return {name: torch.stack([buffers[name] for buffers in sent]).median(dim=0).values for name in sent[0]}
-        return mean_of(sent, [_examples(update) for update in updates])
+        return average_updates(sent, [_examples(update) for update in updates])
 
 
 def _pieces(sizes: Mapping[str, int], at_once: int | None) -> Iterator[dict[str, slice]]:

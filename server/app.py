@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedmjp.config import RunConfig
 from fedmjp.errors import FederationError
-from fedmjp.scenario import scenarios_of
+from fedmjp.scenario import read_scenarios
 from fedmjp.server.loop import Federation
 from fedmjp.server.patience import PatientGrid
 from fedmjp.wire import FAILED, PLAYED
@@ -39,7 +39,7 @@ def main(grid: Grid, context: Context) -> None:
 def _play(grid: Grid, context: Context) -> None:
     run = RunConfig.read(context.run_config)
     failures: list[str] = []
-    for index, scenario in enumerate(scenarios_of(run)):
+    for index, scenario in enumerate(read_scenarios(run)):
         training = scenario.training
         hurried = training is not None and training.round_seconds is None
         patient = cast(Grid, PatientGrid(grid, hurried=hurried))

@@ -7,10 +7,10 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from torch import Tensor
 
 from fedmjp.models.classifier import Classifier, VitClassifier
-from fedmjp.modifications.base import Modification
 from fedmjp.records import Upload
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import AnyScenario, TrainingScenario
 from fedmjp.server.shelf import Update
+from fedmjp.threat import Modification
 from fedmjp.wire import ARRAYS, EXAMPLES
 
 Group = tuple[int, ...]  # clients whose updates the server sees as one, in their order
@@ -25,14 +25,14 @@ class WeightChanges:
         ConfigError: If the server cannot be played in this scenario.
     """
 
-    def __init__(self, scenario: Scenario, model: Classifier) -> None:
+    def __init__(self, scenario: AnyScenario, model: Classifier) -> None:
         self._scenario = scenario
         self._server: Modification | None = None
         self._known: dict[tuple[Group, int], object] = {}
         if scenario.server is None:
             return
         scenario.require_server(model)
-        self._model, self._server = cast(VitClassifier, model), scenario.server.made()
+        self._model, self._server = cast(VitClassifier, model), scenario.server.build()
 
     def in_round(self, server_round: int) -> bool:
         """Whether the weights of a round (from 1) are changed."""
@@ -66,7 +66,7 @@ class WeightChanges:
         for group, answer in answers.items():
             upload = Upload(
                 tensors=answer.tensors(),
-                kind=self._scenario.update,
+                kind=self._scenario.step.update,
                 num_examples=int(float(str(answer.metrics[EXAMPLES]))),
                 server_round=server_round,
                 node=group[0],
@@ -84,8 +84,9 @@ class WeightChanges:
         return self._server.weights(self._model, self._scenario.threat, known)
 
     def _probes(self, server_round: int) -> bool:
-        return self._scenario.training is None and self._scenario.turn(server_round).number < self._scenario.probes
+        scenario = self._scenario
+        return not isinstance(scenario, TrainingScenario) and scenario.turn(server_round).number < scenario.probes
 
     def _batch(self, server_round: int) -> int:
         """Which batch of its pictures a client shows; in training nobody knows."""
-        return -1 if self._scenario.training is not None else self._scenario.turn(server_round).batch
+        return -1 if isinstance(self._scenario, TrainingScenario) else self._scenario.turn(server_round).batch

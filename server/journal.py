@@ -9,7 +9,7 @@ from flwr.app import MetricRecord
 from torch import Tensor
 
 from fedmjp.learning import Training
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import TrainingScenario
 from fedmjp.server.aggregation import Aggregator
 from fedmjp.server.refusals import RefusalFile
 from fedmjp.server.screening import plausible
@@ -28,7 +28,7 @@ class Journal:
 
     def __init__(
         self,
-        scenario: Scenario,
+        scenario: TrainingScenario,
         training: Training,
         folder: TrainingFolder,
         validation: Validation | SiteValidation,

@@ -18,7 +18,7 @@ from fedmjp.learning import Training
 from fedmjp.models.build import build
 from fedmjp.models.classifier import Classifier
 from fedmjp.models.roles import roles_of
-from fedmjp.scenario import FEWEST_ROBUST, Scenario
+from fedmjp.scenario import FEWEST_ROBUST, AnyScenario, TrainingScenario
 from fedmjp.server.aggregation import Aggregator
 from fedmjp.server.changing import Group, WeightChanges
 from fedmjp.server.cohort import Part, bound_examples, parts_of, too_long
@@ -34,7 +34,7 @@ from fedmjp.server.tap import UploadTap
 from fedmjp.server.uploads import UploadFolder
 from fedmjp.server.validation import Validation
 from fedmjp.training.run_folder import TrainingFolder
-from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, REPORTED, uploads_of_round
+from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, REPORTED, uploads_folder
 
 UPDATES = ".updates"  # where those of the round that is played wait
 OVERFLOW = "the replies are finite, their mean is not; weights stay"
@@ -59,7 +59,7 @@ class Federation:
     def __init__(
         self,
         grid: Grid,
-        scenario: Scenario,
+        scenario: AnyScenario,
         run: RunConfig,
         index: int = 0,
         *,
@@ -71,18 +71,17 @@ class Federation:
         self._changes = WeightChanges(scenario, model)
         withheld = scenario.pipeline.withheld(roles_of(model))
         self._aggregator = Aggregator(scenario, [name for name, _ in model.named_parameters()], withheld)
-        training = scenario.training
         self._roster = Roster(grid, scenario.clients, run.node_keys)
-        self._patience = Patience(None if training is None else training.round_seconds)
+        self._patience = Patience(None if scenario.training is None else scenario.training.round_seconds)
         self._refused: list[Refusal] = []
         self._done, self._journal, folder = 0, None, self._uploads
-        if training is not None:
+        if isinstance(scenario, TrainingScenario):
             if not run.output_folder:
                 raise ConfigError("output-folder is empty; name the folder that history and weights go to")
             folder = Path(run.output_folder)
             sent = sum(value.numel() for name, value in model.named_parameters() if name not in withheld)
-            measured = validation or self._validation(model, training)
-            self._journal = Journal(scenario, training, TrainingFolder(folder), measured, sent)
+            measured = validation or self._validation(model, scenario.training)
+            self._journal = Journal(scenario, scenario.training, TrainingFolder(folder), measured, sent)
             self._done, self._weights = self._journal.resume(self._weights, self._aggregator)
             for seconds in self._journal.seconds():
                 self._patience.learn(seconds)
@@ -256,5 +255,5 @@ class Federation:
         if folder is None or (training is not None and server_round not in training.records):
             return None
         if training is not None:
-            folder = uploads_of_round(Path(self._run.uploads_folder), server_round) / self._scenario.folder
+            folder = uploads_folder(Path(self._run.uploads_folder), server_round) / self._scenario.folder
         return UploadFolder(folder, frozenset(self._run.upload_tensors))

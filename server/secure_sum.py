@@ -6,8 +6,8 @@ from typing import Any
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedmjp.replies import mean_of
 from fedmjp.server.screening import last_line, plausible
+from fedmjp.tensors import average_updates
 from fedmjp.wire import ARRAYS, BUFFERS, COUNTS, EXAMPLES, METRICS, REFUSED
 
 
@@ -55,7 +55,7 @@ def _mean_content(contents: Sequence[RecordDict]) -> RecordDict:
     mean = RecordDict({METRICS: MetricRecord({**_mean_metrics(metrics, examples)})})
     for record in (ARRAYS, BUFFERS):
         if record in contents[0].array_records:
-            mean[record] = ArrayRecord(mean_of([_tensors(content, record) for content in contents], examples))
+            mean[record] = ArrayRecord(average_updates([_tensors(content, record) for content in contents], examples))
     return mean
 
 

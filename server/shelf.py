@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedmjp.errors import FederationError
-from fedmjp.memory import return_free_memory
+from fedmjp.processes import return_free_memory
 from fedmjp.wire import ARRAYS, BUFFERS, METRICS
 
 COLLECTED = 2**28  # bytes of updates after which what they took is given back

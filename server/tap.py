@@ -11,9 +11,9 @@ from torch import Tensor
 from fedmjp.config import UpdateKind
 from fedmjp.errors import RecordError
 from fedmjp.records import Upload
-from fedmjp.replies import are_weights
 from fedmjp.server.screening import last_line
 from fedmjp.server.uploads import UploadFolder
+from fedmjp.tensors import are_weights
 from fedmjp.wire import BUFFERS, EXAMPLES
 
 

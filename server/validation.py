@@ -11,7 +11,7 @@ from torch import Tensor
 from fedmjp.data.datasets import open_dataset
 from fedmjp.learning import Recipe
 from fedmjp.models.classifier import Classifier
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import AnyScenario
 from fedmjp.training.accuracy import Accuracy, validate
 
 
@@ -29,7 +29,9 @@ class Validation:
             among the names.
     """
 
-    def __init__(self, model: Classifier, scenario: Scenario, recipe: Recipe, class_names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, model: Classifier, scenario: AnyScenario, recipe: Recipe, class_names: Sequence[str] = ()
+    ) -> None:
         self._model, self._recipe = model.to(torch.device(scenario.device)), recipe
         pictures = open_dataset(scenario.data, "validation", classes=scenario.model.classes)
         self._pictures = pictures.labelled_as(class_names) if class_names else pictures

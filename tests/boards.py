@@ -4,16 +4,18 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from fedmjp.benchmarks.folder.ledger import Ledger
-from fedmjp.benchmarks.folder.store import COLOUR
 from fedmjp.benchmarks.leaderboard.board import board_of
 from fedmjp.benchmarks.leaderboard.entries import Board, Entry
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
-from fedmjp.benchmarks.plan.cells import Cell, PlannedCell
+from fedmjp.benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.plan.trial_plan import TrialPlan
+from fedmjp.cli.leaderboard import show
+from fedmjp.metrics import COLOUR
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Setting
 
@@ -85,7 +87,7 @@ def near(mean: float) -> list[float]:
     return [mean + noise for noise in NOISE]
 
 
-def ledger_of(rows: Sequence[Row], **about: Any) -> tuple[Ledger, pd.DataFrame]:
+def ledger_of(rows: Sequence[Row], **about: Any) -> tuple[TrialPlan, pd.DataFrame]:
     """A ledger, and the trials that the store has of it."""
     planned, found = [], []
     for index, row in enumerate(rows):
@@ -100,8 +102,11 @@ def ledger_of(rows: Sequence[Row], **about: Any) -> tuple[Ledger, pd.DataFrame]:
             planned.append(identity | {"cell": index, "stem": ""})
             if leakage is not None:
                 found.append(identity | _trial(row, leakage, place // row.seeds))
-    cells = tuple(PlannedCell(row.cell, row.refusal, row.left_out, row.adapted, None, 1000) for row in rows)
-    return Ledger(ABOUT | about, cells, pd.DataFrame(planned)), pd.DataFrame(found)
+    cells = tuple(
+        replace(row.cell, refusal=row.refusal, left_out=row.left_out, adapted=row.adapted, upload_bytes=1000)
+        for row in rows
+    )
+    return TrialPlan(cells, pd.DataFrame(planned), ABOUT | about), pd.DataFrame(found)
 
 
 def _trial(row: Row, leakage: float | str, place: int) -> dict[str, Any]:
@@ -136,3 +141,9 @@ def board(*rows: Row, **about: Any) -> Board:
 def entry(*rows: Row, **about: Any) -> Entry:
     """The entry of the first cell."""
     return board(*rows, **about).entries[0]
+
+
+def attack_board(folder: Path) -> pd.DataFrame:
+    """What `fedmjp leaderboard` makes of what `fedmjp attack` left: an entry per cell."""
+    show([folder], formats=["csv"], pictures=False)
+    return pd.read_csv(folder / "leaderboard.csv")

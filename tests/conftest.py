@@ -16,7 +16,7 @@ import torch
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import Selection, select_for
-from fedmjp.exchange import private_of
+from fedmjp.exchange import prepare_private
 from fedmjp.jigsaw import rearrange
 from fedmjp.models import build
 from fedmjp.models.architectures import Architecture
@@ -140,7 +140,7 @@ def private_batch(
     shuffle = gradient_of is Picture.SHUFFLED
     model = {"name": "deit_tiny", "image_size": 8 * grid, "patch_size": 8}
     defence = {"name": "mjp", "mask_ratio": mask_ratio, "shuffle": shuffle}
-    batch = private_of(Scenario.parse({"model": model, "defences": [defence], "seed": seed}), pictures, number)
+    batch = prepare_private(Scenario.parse({"model": model, "defences": [defence], "seed": seed}), pictures, number)
     if not one_mask:
         return batch
     mask, source = (each[:1].expand_as(each) for each in (batch.mask, batch.source))

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from fedmjp.benchmarks.folder.store import Store, Trial
-from fedmjp.benchmarks.studies.postgresql import Server, started
 from fedmjp.errors import BadInputError
+from tests.postgresql import Server, started
 
 PASSWORD = "s3cr3t-of-tests"
 PER_PUT = 3

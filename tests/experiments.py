@@ -12,11 +12,12 @@ from fedmjp.benchmarks.campaign.spec import Campaign
 from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.benchmarks.folder.output import OutputFolder
 from fedmjp.benchmarks.folder.store import Store
-from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Keep, Plan, experiments_of, named
+from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Keep, experiments_of, named
 from fedmjp.benchmarks.plan.planning import plan
+from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.running.engine import Engine
 from fedmjp.benchmarks.running.progress import RunProgress
-from fedmjp.benchmarks.running.workers import Setup
+from fedmjp.benchmarks.running.runner import Recorder, Setup, run_experiment
 from fedmjp.benchmarks.uploads.direct import DirectUploads
 from fedmjp.benchmarks.uploads.source import FederatedRun, RecordedUploads
 from fedmjp.data.pictures import PictureEntry
@@ -57,13 +58,14 @@ def small_campaign(
     mask_ratios: Sequence[float] = (0.27, 0.5),
     attacks: Sequence[object] = ATTACKS,
     keep: Keep = "extremes",
+    source: str = "bundled",
     **grid: object,
-) -> tuple[Plan, Setup]:
+) -> tuple[TrialPlan, Setup]:
     """DeiT-Ti with and without MJP in three settings, all on the same pictures, unless the grid says otherwise."""
     campaign = Campaign.parse(
         {
             "name": "small",
-            "data": {"pictures": pictures},
+            "data": {"source": source, "pictures": pictures},
             "grids": [{"models": ["deit_tiny"], "attacks": attacks, "mask_ratios": mask_ratios, **grid}],
             "seeds": seeds,
             "metrics": ("mse", "psnr"),
@@ -87,9 +89,9 @@ def moved(setup: Setup, folder: Path, keep: Keep = "extremes") -> Setup:
     return replace(setup, output=output, keep=keep)
 
 
-def rows(plan: Plan, setup: Setup) -> dict[str, dict[str, Any]]:
+def rows(plan: TrialPlan, setup: Setup) -> dict[str, dict[str, Any]]:
     """What is in the store of a plan's trials, without times."""
-    found = setup.store().trials([trial.key for trial in plan.trials])
+    found = setup.store().trials([trial.key for trial in plan.tasks])
     times = {"attack_seconds": None, "recorded_at": None}
     return {trial.key: asdict(trial) | times for trial in found}
 
@@ -113,7 +115,7 @@ class Told(RunProgress):
         self.done += done
 
 
-def planned(experiments: Sequence[Experiment]) -> Plan:
+def planned(experiments: Sequence[Experiment]) -> TrialPlan:
     selection = select_for(experiments[0].scenario)
     return plan(experiments, [selection.batches(each.scenario) for each in experiments], uploads="federated")
 
@@ -154,16 +156,15 @@ def _recorded(scenario: Scenario, upload_tensors: tuple[str, ...], _entries: Seq
     return folder
 
 
-def run(plan: Plan, output: OutputFolder, record: Callable[..., None] = record_directly) -> None:
+def run(plan: TrialPlan, output: OutputFolder, record: Callable[..., None] = record_directly) -> None:
     """What the quickstart does with a plan."""
     store = Store.at(output.database)
-    keys = [trial.key for trial in plan.trials]
+    keys = [trial.key for trial in plan.tasks]
     federated = FederatedRun(plan, output.run, RunProgress(), record)
     error = federated.prepare() if len(store.finished(keys)) < len(keys) else None
     for part in plan.parts:
-        Engine(part.experiment, output, store, RunProgress(), RecordedUploads(part.experiment, output.run)).run(
-            part.trials, error
-        )
+        engine = Engine(part.experiment, RecordedUploads(part.experiment, output.run))
+        run_experiment(engine, part.trials, Recorder(output, store, RunProgress()), error)
     if len(store.finished(keys)) == len(keys):
         federated.finish()
 

@@ -19,7 +19,7 @@ from fedmjp.benchmarks.federation.training import check_recordable, deal, plan_f
 from fedmjp.clients.app import evaluate, query, train
 from fedmjp.data.partitions import Partition
 from fedmjp.learning import Training
-from fedmjp.scenario import Scenario, run_config_of, scenarios_of
+from fedmjp.scenario import AnyScenario, TrainingScenario, make_run_config, read_scenarios
 from fedmjp.server.loop import Federation
 from fedmjp.training.run_folder import TrainingFolder
 
@@ -47,7 +47,7 @@ def pictures() -> str:
     return str(root)
 
 
-def scenario_of(**changes: Any) -> Scenario:
+def scenario_of(**changes: Any) -> TrainingScenario:
     """Two clients with four pictures each that train for three rounds, unless said otherwise, however few answer.
 
     Args:
@@ -56,7 +56,7 @@ def scenario_of(**changes: Any) -> Scenario:
     own = {key: value for key, value in changes.items() if key in Training.model_fields}
     shared = {key: value for key, value in changes.items() if key not in own}
     training = {"recipe": PLAIN, "rounds": 3, "quorum": 0, **own}
-    return Scenario.parse({"model": MICRO, "data": pictures(), "clients": 2, "training": training, **shared})
+    return TrainingScenario.parse({"model": MICRO, "data": pictures(), "clients": 2, "training": training, **shared})
 
 
 class InProcess:
@@ -73,7 +73,7 @@ class InProcess:
 
     def __init__(
         self,
-        scenario: Scenario,
+        scenario: TrainingScenario,
         folder: TrainingFolder,
         shares: tuple[int, ...] = (),
         *,
@@ -87,7 +87,7 @@ class InProcess:
         self.query: Callable[[Message, Any], Message] = query
         self.replies: dict[tuple[int, int], Message] = {}
         records = str(folder.records) if scenario.training and scenario.training.records else ""
-        self.run = run_config_of(
+        self.run = make_run_config(
             [scenario],
             output_folder=str(folder.root),
             partition_file=str(folder.partition),
@@ -98,9 +98,9 @@ class InProcess:
         )
 
     @property
-    def scenarios(self) -> tuple[Scenario, ...]:
+    def scenarios(self) -> tuple[AnyScenario, ...]:
         """What is played, with what was planned."""
-        return scenarios_of(self.run)
+        return read_scenarios(self.run)
 
     def get_node_ids(self) -> Iterable[int]:
         return self.nodes
@@ -130,7 +130,7 @@ class InProcess:
         return replies
 
 
-def prepare(scenario: Scenario, folder: TrainingFolder) -> tuple[Scenario, Partition]:
+def prepare(scenario: TrainingScenario, folder: TrainingFolder) -> tuple[TrainingScenario, Partition]:
     """What the launcher does before Flower starts."""
     _, dealt = deal(scenario)
     check_recordable(scenario, dealt)
@@ -139,7 +139,7 @@ def prepare(scenario: Scenario, folder: TrainingFolder) -> tuple[Scenario, Parti
     return plan_for(scenario, dealt), dealt
 
 
-def play(scenario: Scenario, root: Path, **grid: Any) -> tuple[dict[str, torch.Tensor], InProcess]:
+def play(scenario: TrainingScenario, root: Path, **grid: Any) -> tuple[dict[str, torch.Tensor], InProcess]:
     """Train, or go on; the last weights, and the grid."""
     folder = TrainingFolder(root)
     planned, dealt = prepare(scenario, folder)

@@ -19,7 +19,7 @@ from fedmjp.models import names
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload
-from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.scenario import Scenario, make_run_config
 from fedmjp.threat import ThreatModel
 from fedmjp.wire import ARRAYS
 
@@ -40,7 +40,7 @@ class Witness(Attack):
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         return None
 
-    def _reconstruct(
+    def reconstruct_stack(
         self,
         uploads: Sequence[Upload],
         model: VitClassifier,
@@ -83,7 +83,7 @@ def reply(scenario: Scenario, client: int, server_round: int, evaluator: str = "
     message = Message(content=content, message_type=MessageType.TRAIN, dst_node_id=client)
     message.metadata.__dict__["_message_id"] = "message"
     context: Any = SimpleNamespace(
-        run_config=run_config_of([scenario], evaluator_folder=evaluator).flat(),
+        run_config=make_run_config([scenario], evaluator_folder=evaluator).flat(),
         node_config={"partition-id": client, "num-partitions": scenario.clients, "reads": "/", "leaves": "/"},
         node_id=client,
     )

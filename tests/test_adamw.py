@@ -125,7 +125,7 @@ def test_a_picture_is_fished_out_of_a_batch_and_labels_are_counted(smoothing: fl
     model = with_weights(build_vit(scenario.network), made.changed[0])
     loss = F.cross_entropy(model(pictures[1].image[None]), torch.tensor([3]), label_smoothing=smoothing)
     (alone,) = torch.autograd.grad(loss, [model.get_parameter(names.PATCH_WEIGHT)])
-    server = scenario.server.made()  # type: ignore[union-attr]
+    server = scenario.server.build()  # type: ignore[union-attr]
     shown = server.isolate(made.upload, model, scenario.threat).tensors[names.PATCH_WEIGHT]
     assert float((4 * shown - alone).norm() / alone.norm()) < 1e-4
     assert decibels(attacked(scenario, made, "patch_embedding"), pictures[1]) > 50
@@ -134,7 +134,7 @@ def test_a_picture_is_fished_out_of_a_batch_and_labels_are_counted(smoothing: fl
 def test_the_probe_counts_labels_where_classes_are_fewer_than_dimensions() -> None:
     scenario = scenario_of(model={"name": "deit_micro", "image_size": 32, "patch_size": 8, "classes": 10})
     fishing = Scenario.parse({**scenario.model_dump(), "server": "class_fishing"})
-    server = fishing.server.made()  # type: ignore[union-attr]
+    server = fishing.server.build()  # type: ignore[union-attr]
     whole = pictures_of(scenario_of())
     pictures = [replace(picture, image=picture.image[:, ::2, ::2].contiguous()) for picture in whole]
     model = build_vit(fishing.network)
@@ -182,7 +182,7 @@ def test_an_epoch_without_the_tensors_that_tell_its_steps_is_not_read() -> None:
     made = scenario.exchange(pictures_of(scenario))
     model = with_weights(build_vit(scenario.network), made.changed[0])
     with pytest.raises(AttackFailedError, match="the upload lacks backbone"):
-        scenario.server.made().isolate(made.upload, model, scenario.threat)  # type: ignore[union-attr]
+        scenario.server.build().isolate(made.upload, model, scenario.threat)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("steps", "classes", "smoothing"), [(4, 1000, 0.0), (16, 10, 0.1)])
@@ -195,7 +195,7 @@ def test_the_dead_head_of_a_probe_says_how_often_labels_come_in_epochs(
         label_smoothing=smoothing,
         model={"name": "deit_tiny", "classes": classes, **SMALL},
     )
-    server = Scenario.parse({**scenario.model_dump(), "server": "class_fishing"}).server.made()  # type: ignore[union-attr]
+    server = Scenario.parse({**scenario.model_dump(), "server": "class_fishing"}).server.build()  # type: ignore[union-attr]
     model, pictures = build_vit(scenario.network), pictures_of(scenario_of())
     for labels, told in (([7, 3, 9, 7], (3, 7, 7, 9)), ([5, 5, 1, 2], (1, 2, 5, 5)), ([6, 8, 8, 6], (6, 6, 8, 8))):
         batch = [replace(picture, label=label) for picture, label in zip(pictures, labels, strict=True)]
@@ -236,7 +236,7 @@ def test_a_bound_is_of_gradients_alone() -> None:
     model, made = build_vit(scenario.network), scenario.exchange(pictures_of(scenario)[:1])
     attack = ATTACKS.get("oracle_patch_embedding")()
     with pytest.raises(AttackNotApplicableError, match="not beside a step of AdamW"):
-        attack.reconstruct([made.upload], model, scenario.threat, generator=torch.Generator())
+        attack.run([made.upload], model, scenario.threat, generator=torch.Generator())
 
 
 @pytest.mark.parametrize(

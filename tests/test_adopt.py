@@ -125,7 +125,7 @@ def gradients(module: nn.Module, picture: Tensor) -> dict[str, Tensor]:
 
 def attacked(name: str, upload: Upload, adopted: Adopted, threat: ThreatModel | None = None) -> Tensor:
     attack = ATTACKS.get(name)()
-    found = attack.reconstruct([upload], adopted, threat or ThreatModel(), generator=torch.Generator())
+    found = attack.run([upload], adopted, threat or ThreatModel(), generator=torch.Generator())
     return found[0].images
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmjp.alarms import raising
+from fedmjp.processes import raise_on_alarm
 
 SLOW = "import time\ntime.sleep(0.3)\n"
 
@@ -21,7 +21,7 @@ class OverError(BaseException):
 @pytest.fixture
 def alarm() -> Iterator[None]:
     """One that rings after 0.1 seconds."""
-    former = signal.signal(signal.SIGALRM, raising(OverError, signal.ITIMER_REAL))
+    former = signal.signal(signal.SIGALRM, raise_on_alarm(OverError, signal.ITIMER_REAL))
     signal.setitimer(signal.ITIMER_REAL, 0.1)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)

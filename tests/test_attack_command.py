@@ -1,8 +1,7 @@
 """`fedmjp attack`: direct mode and recorded uploads, as a user meets them."""
 
 import json
-import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,8 @@ from PIL import Image
 
 from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.benchmarks.folder.pictures import load_png
+from fedmjp.benchmarks.folder.scores import ScoreTable
+from fedmjp.benchmarks.folder.store import Trial
 from fedmjp.benchmarks.report import figure
 from fedmjp.cli import main
 from fedmjp.data.selection import select_for
@@ -20,6 +21,7 @@ from fedmjp.models import names
 from fedmjp.records import UPLOAD_FIELDS, Upload, save_tensors
 from fedmjp.scenario import Scenario
 from fedmjp.zoo import ZOO
+from tests.boards import attack_board
 from tests.conftest import small_scenario
 from tests.experiments import record_directly
 
@@ -41,7 +43,7 @@ def attack(
 
 
 def board(output: Path) -> pd.DataFrame:
-    return pd.read_csv(output / "leaderboard.csv").set_index(["attack", "setting"])
+    return attack_board(output).set_index(["attack", "setting"])
 
 
 def test_one_cell_and_its_floor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -50,9 +52,15 @@ def test_one_cell_and_its_floor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert found.loc[("patch_embedding", "a"), "psnr_mean"] > 60
     assert found.loc[("grey", "a"), "role"] == "floor"
     assert {path.name for path in tmp_path.iterdir()} >= {
-        "leaderboard.html", "leaderboard.md", "reconstructions.jpg", "manifest.json", "trials.sqlite", "pictures",
+        "scores.csv", "reconstructions.jpg", "manifest.json", "pictures",
     }  # fmt: skip
-    assert json.loads((tmp_path / "manifest.json").read_text())["uploads"] == "computed in process (direct mode)"
+    about = json.loads((tmp_path / "manifest.json").read_text())
+    assert about["uploads"] == "computed in process (direct mode)"
+    assert about["command"].startswith("fedmjp attack --attack patch_embedding")
+    rows = pd.read_csv(tmp_path / "scores.csv")
+    assert len(rows) == 8, "a row per picture and attack"
+    assert (rows.query("attack == 'patch_embedding'")["psnr"] > 60).all()
+    assert set(rows["status"]) == {"ok"}
 
 
 def test_a_second_run_finds_its_trials_done(
@@ -65,6 +73,77 @@ def test_a_second_run_finds_its_trials_done(
     assert "2 of 4 trials are finished" in capsys.readouterr().out, "another option makes other trials"
 
 
+def test_rows_of_another_attack_stay_and_a_cut_row_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert attack(monkeypatch, tmp_path, "patch_embedding", "--limit", "2") == 0
+    assert attack(monkeypatch, tmp_path, "patch_embedding", "--limit", "2", "--set", "reading=zeros") == 0
+    path = tmp_path / "scores.csv"
+    rows = pd.read_csv(path)
+    assert len(rows) == 6
+    assert len(attack_board(tmp_path)) == 3, "the board is of all that the folder holds"
+    path.write_text(path.read_text()[:-90])
+    capsys.readouterr()
+    assert attack(monkeypatch, tmp_path, "patch_embedding", "--limit", "2", "--set", "reading=zeros") == 0
+    assert "3 of 4 trials are finished" in capsys.readouterr().out
+    repaired = pd.read_csv(path)
+    assert set(repaired["key"]) == set(rows["key"])
+    assert len(repaired) == 6
+
+
+def test_rows_stay_when_a_run_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    put, calls = ScoreTable.put, list[Trial]()
+
+    def interrupted(table: ScoreTable, trials: Iterable[Trial]) -> None:
+        rows = list(trials)
+        calls.extend(rows[:1])
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        put(table, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ScoreTable, "put", interrupted)
+        assert attack(patch, tmp_path, "patch_embedding", "--limit", "2") != 0
+    assert len(pd.read_csv(tmp_path / "scores.csv")) == 2
+    capsys.readouterr()
+    assert attack(monkeypatch, tmp_path, "patch_embedding", "--limit", "2") == 0
+    assert "2 of 4 trials are finished" in capsys.readouterr().out
+    assert attack(monkeypatch, tmp_path, "patch_embedding", "--limit", "2", "--fresh") == 0
+    assert "0 of 4 trials are finished" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damage_of", ["another header", "no manifest", "no text"])
+def test_a_damaged_table_is_one_line(
+    damage_of: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert attack(monkeypatch, tmp_path, "grey", "--limit", "1") == 0
+    path = tmp_path / "scores.csv"
+    if damage_of == "another header":
+        path.write_text("a,b\n1,2\n")
+    if damage_of == "no manifest":
+        (tmp_path / "manifest.json").unlink()
+    if damage_of == "no text":
+        path.write_bytes(b"\xff\xfe\x00")
+    capsys.readouterr()
+    for words in (("attack", "--attack", "grey", *SMALL, "--output", str(tmp_path)), ("leaderboard", str(tmp_path))):
+        assert run(monkeypatch, *words) == BAD_INPUT
+        error = capsys.readouterr().err
+        assert "--fresh" in error
+        assert len(error.strip().splitlines()) == 1
+    assert attack(monkeypatch, tmp_path, "grey", "--limit", "1", "--fresh") == 0
+
+
+def test_a_campaign_is_not_written_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / ".fedmjp").touch()
+    (tmp_path / "trials.sqlite").touch()
+    assert attack(monkeypatch, tmp_path, "grey", "--limit", "1") == BAD_INPUT
+    assert "holds a campaign's trials; name another --output" in capsys.readouterr().err
+
+
 def test_batches_are_matched_and_the_caveat_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -73,7 +152,9 @@ def test_batches_are_matched_and_the_caveat_is_told(
     assert "2 pictures of 64 patches share 192 equations per pixel: underdetermined" in capsys.readouterr().out
 
 
-def test_weight_deltas_settings_and_defence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_weight_deltas_settings_and_defence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     arguments = (
         "--limit",
         "2",
@@ -89,15 +170,15 @@ def test_weight_deltas_settings_and_defence(monkeypatch: pytest.MonkeyPatch, tmp
     assert attack(monkeypatch, tmp_path / "none", "patch_embedding", *arguments) == 0
     assert board(tmp_path / "none").loc[("patch_embedding", "b"), "psnr_mean"] > 35
     assert attack(monkeypatch, tmp_path / "mjp", "patch_embedding", *arguments, "--defence", "mjp") == 0
-    mjp = pd.read_csv(tmp_path / "mjp" / "leaderboard.csv").set_index(["defence", "attack", "setting"])
+    mjp = attack_board(tmp_path / "mjp").set_index(["defence", "attack", "setting"])
     assert mjp.loc[("mjp", "patch_embedding", "b"), "psnr_mean"] < 25
-    assert "weight delta after 2 SGD steps" in (tmp_path / "mjp" / "leaderboard.html").read_text()
+    assert "weight delta after 2 SGD steps" in " ".join(capsys.readouterr().out.split())
 
 
 def test_repeated_defences_are_a_pipeline_with_every_twin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given = ("--limit", "2", "--defence", "mjp:mask-ratio=0.5", "--defence", "gaussian:noise=0.1")
     assert attack(monkeypatch, tmp_path, "patch_embedding", *given) == 0
-    found = pd.read_csv(tmp_path / "leaderboard.csv").query("role == 'attack'").set_index("defence")
+    found = attack_board(tmp_path).query("role == 'attack'").set_index("defence")
     assert set(found.index) == {"mjp + gaussian:noise=0.1", "none", "mjp", "gaussian:noise=0.1"}
     assert found["mask_ratio"].to_dict() == {
         "mjp + gaussian:noise=0.1": 0.5, "none": 0.0, "mjp": 0.5, "gaussian:noise=0.1": 0.0,
@@ -146,7 +227,7 @@ def test_trained_weights_bring_what_is_known_of_their_model(
     monkeypatch.chdir(Path(__file__).parents[1])
     given = ("--weights", weights, "--data", str(two_classes), "--limit", "2", "--defence", "mjp", "--device", "cpu")
     assert attack(monkeypatch, tmp_path / "r", "patch_embedding", *given, small=()) == 0
-    rows = pd.read_csv(tmp_path / "r" / "leaderboard.csv").query("role == 'attack'").set_index("defence")
+    rows = attack_board(tmp_path / "r").query("role == 'attack'").set_index("defence")
     assert set(rows["model"]) == {"deit_micro"}
     assert set(rows["weights"]) == {ZOO["coarse-mjp-0"].sha256}, "the undefended twin has the same weights"
     assert rows.loc["none", "psnr_mean"] > 60
@@ -170,7 +251,7 @@ def test_weights_of_another_model_are_refused_with_the_remedy(
 def test_defence_none_is_no_defence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for folder, given in (("said", ("--defence", "none")), ("unsaid", ())):
         assert attack(monkeypatch, tmp_path / folder, "patch_embedding", "--limit", "1", *given) == 0
-    said, unsaid = (pd.read_csv(tmp_path / folder / "leaderboard.csv") for folder in ("said", "unsaid"))
+    said, unsaid = (attack_board(tmp_path / folder) for folder in ("said", "unsaid"))
     assert set(said["defence"]) == {"none"}
     assert said["twin"].isna().all()
     assert list(said["id"]) == list(unsaid["id"])
@@ -208,10 +289,12 @@ def test_a_client_that_diverges_is_a_failed_row(
     assert board(tmp_path).loc[("patch_embedding", "a"), "failures"] == 1
 
 
-def test_labels_may_be_granted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_labels_may_be_granted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     arguments = ("--limit", "1", "--set", "iterations=2", "--labels-known")
     assert attack(monkeypatch, tmp_path, "gradient_matching", *arguments) == 0
-    assert "is told the labels but no masks" in (tmp_path / "leaderboard.md").read_text()
+    assert "is told the labels but no masks" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
@@ -275,9 +358,9 @@ def test_bad_input_is_one_line_and_exit_2(
 def test_pictures_that_the_prior_was_measured_on_are_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from fedmjp.attacks.natural_patches import PROVENANCE
+    from fedmjp.attacks.held_out import MEASURED
 
-    known = json.loads(PROVENANCE.read_text())["pictures"][0]
+    known = json.loads(MEASURED.read_text())["pictures"][0]
     folder = tmp_path / "data" / "class"
     folder.mkdir(parents=True)
     for name in (known, "other.png"):
@@ -311,11 +394,11 @@ def test_recorded_uploads_give_what_direct_mode_gives(
     assert attack(monkeypatch, tmp_path / "recorded-out", "patch_embedding", *arguments, small=()) == 0
     assert attack(monkeypatch, tmp_path / "direct-out", "patch_embedding", "--limit", "2") == 0
     rows = [
-        sqlite3.connect(tmp_path / folder / "trials.sqlite")
-        .execute(
-            "select picture, json_extract(scores, '$.psnr') from trials where attack = 'patch_embedding' order by 1"
-        )
-        .fetchall()
+        pd.read_csv(tmp_path / folder / "scores.csv")
+        .query("attack == 'patch_embedding'")
+        .sort_values("picture")[["picture", "psnr"]]
+        .to_numpy()
+        .tolist()
         for folder in ("recorded-out", "direct-out")
     ]
     assert [name for name, _ in rows[0]] == [name for name, _ in rows[1]]
@@ -378,14 +461,14 @@ def test_recorded_scenarios_are_attacked_unless_a_model_is_named(
     record_into(recorded, *(small_scenario(name, defences=defences, clients=2) for name, defences in wanted))
     given = ("--uploads", str(recorded))
     assert attack(monkeypatch, tmp_path / "all", "grey", *given, small=()) == 0
-    every = pd.read_csv(tmp_path / "all" / "leaderboard.csv")
+    every = attack_board(tmp_path / "all")
     assert set(zip(every["model"], every["defence"], strict=True)) == {
         (name, text.split(":")[0]) for name, text in wanted
     }
     assert attack(monkeypatch, tmp_path / "one", "april", *given, small=()) == BAD_INPUT, "not all can be"
     named = (*given, "--model", "deit_tiny_april")
     assert attack(monkeypatch, tmp_path / "one", "april", *named, small=()) == 0
-    assert set(pd.read_csv(tmp_path / "one" / "leaderboard.csv")["model"]) == {"deit_tiny_april"}
+    assert set(attack_board(tmp_path / "one")["model"]) == {"deit_tiny_april"}
 
 
 def damage(upload: Path, how: str) -> None:

@@ -152,7 +152,9 @@ def test_one_picture_comes_back_and_a_batch_does_not(examples: Private) -> None:
 
 def test_an_attack_that_takes_too_long_is_stopped_and_told(examples: Private, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attacking, "MOST_SECONDS", 0.01)
-    monkeypatch.setattr(ATTACKS.get("class_token"), "_reconstruct", lambda *_, **__: [sum(n % 3 for n in range(10**9))])
+    monkeypatch.setattr(
+        ATTACKS.get("class_token"), "reconstruct_stack", lambda *_, **__: [sum(n % 3 for n in range(10**9))]
+    )
     network = take_in(small_vit(), {}, mean=MEAN, std=STD, side=SIDE)
     attempts = attempt_all(network, uploaded(network.module, examples), ThreatModel(batch_size=4))
     late = [one.attack for one in attempts if one.reason == attacking.LATE]

@@ -12,12 +12,14 @@ from fedmjp.benchmarks.campaign.file import read_campaign
 from fedmjp.benchmarks.campaign.spec import Campaign
 from fedmjp.benchmarks.leaderboard.entries import Board
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
-from fedmjp.benchmarks.studies import by_view
 from fedmjp.cli import main
 from fedmjp.cli.campaign_run import not_run
 from fedmjp.defences import DEFENCES
 from fedmjp.errors import ConfigError
 from fedmjp.zoo import zoo_model
+from tests.studies import load_study
+
+by_view = load_study("defences/by_view.py")
 
 SMALL = """\
 name: small

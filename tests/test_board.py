@@ -11,13 +11,14 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fedmjp.benchmarks.folder.ledger import Ledger
 from fedmjp.benchmarks.leaderboard.board import board_of
 from fedmjp.benchmarks.leaderboard.entries import Board, entry_id, reported_in
 from fedmjp.benchmarks.leaderboard.pairing import Pairs
 from fedmjp.benchmarks.plan.experiment import AttackConfig, experiments_of
 from fedmjp.benchmarks.plan.planning import plan
-from fedmjp.benchmarks.report.tables import csv_text, markdown_text
+from fedmjp.benchmarks.plan.trial_plan import TrialPlan
+from fedmjp.benchmarks.report.tables import Report
+from fedmjp.benchmarks.report.texts import csv_text, markdown_text
 from fedmjp.errors import RecordError, UnknownNameError
 from fedmjp.provenance import _add_source
 from fedmjp.scenario import Scenario
@@ -68,7 +69,7 @@ def test_json_comes_back_as_it_was_with_numbers_that_are_numbers():
 def test_the_ledger_read_from_disk_gives_the_same_board(tmp_path):
     ledger, trials = ledger_of(whole())
     ledger.save(tmp_path)
-    found = [board_of(each, trials, ENVIRONMENTS) for each in (ledger, Ledger.load(tmp_path))]
+    found = [board_of(each, trials, ENVIRONMENTS) for each in (ledger, TrialPlan.load(tmp_path))]
     assert found[0].entries == found[1].entries
     assert found[0].standings == found[1].standings
 
@@ -99,8 +100,8 @@ def test_a_share_has_the_interval_of_uploads_and_a_table_says_how_many():
     assert (found.entries[0].exact.low, found.entries[0].exact.high) == pytest.approx(
         stats.binomtest(2, 4).proportion_ci(method="wilson"), abs=1e-9
     )
-    assert "8 of 4 uploads" in markdown_text(found)
-    assert pd.read_csv(io.StringIO(csv_text(found)))["uploads"].tolist() == [4]
+    assert "8 of 4 uploads" in markdown_text(Report(found))
+    assert pd.read_csv(io.StringIO(csv_text(Report(found))))["uploads"].tolist() == [4]
 
 
 def test_a_failed_trial_is_in_no_mean():
@@ -148,7 +149,7 @@ def test_every_twin_that_is_planned_is_found(defences):
     experiments = experiments_of(
         scenario, tuple(Setting), [AttackConfig(name="patch_embedding"), AttackConfig(name="grey")], mask_ratio=0.27
     )
-    cells = [each.cell for each in plan(experiments, [[]] * len(experiments), uploads="direct").cells]
+    cells = plan(experiments, [[]] * len(experiments), uploads="direct").cells
     pairs = Pairs(cells)
     for each in cells:
         if each.role == "attack" and each.defences:

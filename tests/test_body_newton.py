@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.first_mlp.places import Entrance
+from fedmjp.attacks.first_block.places import TokenEmbedding
 from fedmjp.attacks.gauss_newton.body import BodyNewton, _in_order, _noise, shown_directions
-from fedmjp.attacks.gauss_newton.factors import Factored
+from fedmjp.attacks.gauss_newton.factors import FactoredModel
 from fedmjp.attacks.gauss_newton.residuals import Residuals, compared_layers
 from fedmjp.attacks.gauss_newton.space import OpenSpace
 from fedmjp.attacks.labels import mean_gradient
@@ -44,12 +44,12 @@ def patches_of(image: Tensor, model: VitClassifier) -> Tensor:
 def test_near_a_picture_it_ends_at_it_with_the_residual_of_noise(defences: str, model: VitClassifier) -> None:
     scenario, exchange = exchanged(defences, model)
     attack, upload, threat = BodyNewton({}), exchange.upload, scenario.threat
-    true, entrance = patches_of(exchange.private.clean, model), Entrance.of(model)
+    true, entrance = patches_of(exchange.private.clean, model), TokenEmbedding.of(model)
     shown = shown_directions(entrance)
     space = OpenSpace.of(AffinePatches(true - true @ shown.mT @ shown, shown), model)
     targets = {name: mean_gradient(upload, name, model, threat) for name in attack.tensors(model)}
     residuals = Residuals(
-        Factored(model, compared_layers(model), label_smoothing=0), targets, exchange.private.labels,
+        FactoredModel(model, compared_layers(model), label_smoothing=0), targets, exchange.private.labels,
         torch.zeros(4, dtype=torch.bool), shown,
         generator=torch.Generator().manual_seed(0),
         levels={name: _noise(target, threat) for name, target in targets.items()},
@@ -69,7 +69,7 @@ def test_near_a_picture_it_ends_at_it_with_the_residual_of_noise(defences: str, 
 def test_patches_behind_tokens_in_any_order_go_where_they_are_natural(model: VitClassifier) -> None:
     scenario, exchange = exchanged("withhold", model)
     del scenario
-    entrance, true = Entrance.of(model), patches_of(exchange.private.clean, model)
+    entrance, true = TokenEmbedding.of(model), patches_of(exchange.private.clean, model)
     stated = true @ shown_directions(entrance).mT @ shown_directions(entrance)
     straight = _in_order(stated, entrance, model)
     order = torch.tensor([2, 0, 3, 1])

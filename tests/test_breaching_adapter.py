@@ -98,7 +98,7 @@ def run(
     """The reconstruction and the curve of losses."""
     curve: list[float] = []
     attack.on_progress = lambda done, total, loss: curve.append(loss)
-    made = attack.reconstruct([upload], model, threat, generator=torch.Generator().manual_seed(seed))[0]
+    made = attack.run([upload], model, threat, generator=torch.Generator().manual_seed(seed))[0]
     return made, curve
 
 
@@ -113,7 +113,7 @@ def test_every_configuration_optimises_a_picture(kind: type[BreachingAttack], mo
     steps: list[tuple[int, int]] = []
     attack = kind({"iterations": 3})
     attack.on_progress = lambda done, total, loss: steps.append((done, total))
-    made = attack.reconstruct([upload], model, KNOWN, generator=torch.Generator())[0]
+    made = attack.run([upload], model, KNOWN, generator=torch.Generator())[0]
     assert made.images.shape == (1, 3, 32, 32)
     assert made.images.std() > 0
     assert steps == [(1, 3), (2, 3), (3, 3)]
@@ -483,7 +483,7 @@ def test_error_of_the_progress_display_is_not_breachings(error: type[BaseExcepti
     attack = adapter.InvertingGradients({"iterations": 2})
     attack.on_progress = fail
     with pytest.raises(error):
-        attack.reconstruct([upload_of(model, private())], model, KNOWN, generator=torch.Generator())
+        attack.run([upload_of(model, private())], model, KNOWN, generator=torch.Generator())
 
 
 # What must be left as it was.

@@ -158,26 +158,15 @@ def test_the_smoke_campaign_runs_whole(tmp_path: Path) -> None:
     assert all((entry.n == 3) != (entry.verdict == "refused") for entry in board.entries)
 
 
-def test_an_estimate_counts_and_says_what_cannot_run(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("campaign", "estimate", file, "--device", "cpu") == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert f"10 cells, {TRIALS} trials, 6 pictures from bundled" in printed
-    assert "refused, the model has no position embedding" in printed
-    assert "on one worker" in printed
-    assert "untrained" in printed
-
-
-def test_an_estimate_tries_attacks_on_what_they_read_though_grids_share_a_scenario(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_dry_run_counts_says_what_cannot_run_and_writes_nothing(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    grid = "  - models: [deit_tiny]\n    defences: [none]\n    attacks: [{}]\n"
-    searched = "{name: gradient_matching, options: {iterations: 2, restarts: 1}}"
-    path = tmp_path / "shared.yaml"
-    path.write_text(FILE.partition("grids:")[0] + "grids:\n" + grid.format("patch_embedding") + grid.format(searched))
-    assert run("campaign", "estimate", path, "data.pictures=2", "--device", "cpu") == 0
+    assert run("campaign", "run", file, "--dry", "--output", tmp_path / "r", "--device", "cpu") == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "gradient_matching" in printed
-    assert "failed when it was tried" not in printed
+    assert f"10 cells (2 refused), {TRIALS} trials, 6 pictures from bundled" in printed
+    assert "refused, the model has no position embedding" in printed
+    assert "untrained" in printed
+    assert not (tmp_path / "r").exists()
 
 
 def test_a_budget_that_is_spent_leaves_the_rest_for_the_next_run(

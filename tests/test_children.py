@@ -13,7 +13,7 @@ from tests.processes import alive, wait_until
 PROGRAM = """
 import os, sys, time
 from pathlib import Path
-from fedmjp.children import workers
+from fedmjp.processes import workers
 
 def work(folder, number):
     Path(folder, str(number)).write_text(str(os.getpid()))

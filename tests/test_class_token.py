@@ -30,7 +30,7 @@ def attacked(
     model = build_vit(scenario.network)
     exchange = scenario.exchange([PICTURES[place] for place in places], model=model)
     generator = torch.Generator().manual_seed(0)
-    (made,) = ClassToken(options).reconstruct([exchange.upload], model, scenario.threat, generator=generator)
+    (made,) = ClassToken(options).run([exchange.upload], model, scenario.threat, generator=generator)
     return made, exchange, model
 
 

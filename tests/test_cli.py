@@ -1,7 +1,6 @@
 """The command line in process: one clear line, the right exit code, nothing half-written."""
 
 import functools
-import importlib
 import json
 import subprocess
 import sys
@@ -17,11 +16,13 @@ from fedmjp.defences import DEFENCES
 from fedmjp.errors import FederationError
 from fedmjp.metrics import METRICS
 from fedmjp.models.build import ARCHITECTURES
-from fedmjp.modifications import SERVERS
 from fedmjp.running import run_function
+from fedmjp.threat import SERVERS
 from tests.experiments import small_experiments
+from tests.studies import load_study
 
 BAD_INPUT = 2
+SPAN = "span_certificates/study.py"
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -189,26 +190,42 @@ def test_doctor_reports_a_package_that_is_not_installed(
 
 
 @pytest.mark.parametrize(
-    ("study", "arguments", "message"),
+    ("script", "command", "arguments", "message"),
     [
-        ("span_certificates", ["--data", "/nowhere", "--output", "study"], "there is no folder /nowhere"),
-        ("span_certificates", ["--data", "bundled", "--output", "study", "--model", "foo"], "'foo' is not KEY=VALUE"),
-        ("span_certificates", ["--data", "bundled", "--output", "study", "--ratios", "2"], "'2' are no mask ratios"),
-        ("batches", ["--pictures", "/nowhere"], "there is no folder /nowhere"),
+        (
+            "span_certificates/study.py",
+            "certificates",
+            ["--data", "/nowhere", "--output", "study"],
+            "there is no folder /nowhere",
+        ),
+        (
+            "span_certificates/study.py",
+            "certificates",
+            ["--data", "bundled", "--output", "study", "--model", "foo"],
+            "'foo' is not KEY=VALUE",
+        ),
+        (
+            "span_certificates/study.py",
+            "information",
+            ["--data", "bundled", "--output", "study", "--ratios", "2"],
+            "'2' are no mask ratios",
+        ),
+        ("batches/study.py", "main", ["--pictures", "/nowhere"], "there is no folder /nowhere"),
     ],
 )
 def test_studies_tell_bad_input_in_one_line(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    study: str,
+    script: str,
+    command: str,
     arguments: list[str],
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [study, *arguments])
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
     with pytest.raises(SystemExit) as ended:
-        run_function(importlib.import_module(f"fedmjp.benchmarks.studies.{study}").main)
+        run_function(getattr(load_study(script), command))
     assert ended.value.code == BAD_INPUT
     printed = capsys.readouterr().err
     assert message in printed

@@ -23,7 +23,7 @@ from fedmjp.cli.keys import SIMULATED, TRAINED
 from fedmjp.config import ModelConfig
 from fedmjp.errors import ConfigError, FederationError, out_of_memory
 from fedmjp.learning import Training
-from fedmjp.scenario import OF_BATCHES, Scenario
+from fedmjp.scenario import TrainingScenario
 from fedmjp.training.config import TrainingConfig
 from tests.experiments import small_experiments
 
@@ -77,11 +77,12 @@ def test_an_example_of_help_is_understood(line: str) -> None:
 def test_help_lists_every_key_there_is(command: str) -> None:
     listed = TRAINED if command == "train" else SIMULATED
     told = {f"{group}.{name}" if group else name for group, names in listed.items() for name in names.split(", ")}
-    known = {*TrainingConfig.keys()} if command == "train" else {*Training.keys(), *Scenario.keys()}
+    known = {*TrainingConfig.keys()} if command == "train" else {*Training.keys(), *TrainingScenario.keys()}
+    known = {key for key in known if key.partition(".")[0] != "training"}
     groups = {"model", "recipe", "puzzle", "partition"}
     elsewhere = set()
     if command == "simulate":  # rounds are its epochs; sites that evaluate have pictures of their own
-        elsewhere = {"training", *OF_BATCHES, "recipe.epochs", "validation"}
+        elsewhere = {"recipe.epochs", "validation"}
     assert told == known - groups - elsewhere
     printed = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
     assert all(names.split(", ")[-1] in printed for names in listed.values())
@@ -128,9 +129,9 @@ def test_fewer_epochs_have_the_papers_share_of_warm_up(monkeypatch: pytest.Monke
 
 
 def test_uploads_of_a_training_are_recorded_on_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    told: list[Scenario] = []
+    told: list[TrainingScenario] = []
 
-    def train(scenario: Scenario, *_: object) -> None:
+    def train(scenario: TrainingScenario, *_: object) -> None:
         told.append(scenario)
 
     monkeypatch.setattr("fedmjp.benchmarks.federation.training.train_federated", train)
@@ -164,7 +165,7 @@ def test_out_of_memory_is_one_sentence_and_a_second_run_starts_what_is_missing(
 
     arguments = ("--image-size", "64", "--patch-size", "8", "--limit", "1", "--output", str(tmp_path))
     with monkeypatch.context() as short:
-        short.setattr(Engine, "run", fail)
+        short.setattr(Engine, "results", fail)
         assert run(short, "attack", "--attack", "grey", "--model", "deit_tiny", *arguments) == 1
     told = capsys.readouterr().err
     assert told.startswith("Error: out of memory: close other programs, or lower what the command has of --image-size")

@@ -7,7 +7,7 @@ import pytest
 from fedmjp.benchmarks.federation.bundle import as_toml
 from fedmjp.config import ModelConfig, RunConfig
 from fedmjp.errors import ConfigError
-from fedmjp.scenario import Scenario, run_config_of, scenarios_of
+from fedmjp.scenario import Scenario, TrainingScenario, make_run_config, parse_scenario, read_scenarios
 from fedmjp.settings import Picture, Setting
 from fedmjp.threat import ThreatModel
 from tests.federations import PLAIN
@@ -40,49 +40,62 @@ def test_unknown_keys_are_refused_with_the_nearest() -> None:
 )
 def test_values_that_cannot_be_run_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Scenario.parse(values)
+        parse_scenario(values)
+
+
+def test_scenarios_of_batches_refuse_training_and_pass_over_its_absence() -> None:
+    with pytest.raises(ConfigError, match=r"use fedmjp\.TrainingScenario"):
+        Scenario.parse({"training": SHORT})
+    assert Scenario.parse({"training": None}) == Scenario()
+    assert isinstance(parse_scenario({"training": SHORT}), TrainingScenario)
+
+
+def test_scenarios_that_the_version_before_wrote_are_read() -> None:
+    """It stated two options of steps where they were not used."""
+    written = {**Scenario().model_dump(mode="json"), "local_momentum": 0.0, "local_batch_size": None}
+    assert Scenario.parse(written) == Scenario()
 
 
 @pytest.mark.parametrize("folder", ['with "quotes" and spaces', "größe/\U0001f431", "back\\slash"])
 def test_any_path_survives_the_run_config_file(folder: str) -> None:
-    run = run_config_of([Scenario(data=folder)], uploads_folder=folder)
+    run = make_run_config([Scenario(data=folder)], uploads_folder=folder)
     read = RunConfig.read(tomllib.loads(as_toml(run.flat())))
-    assert read.uploads_folder == scenarios_of(read)[0].data == folder
+    assert read.uploads_folder == read_scenarios(read)[0].data == folder
 
 
 def test_scenarios_survive_the_run_config() -> None:
     scenarios = (
         Scenario.parse({"model": "deit_tiny", "defences": ["mjp", "gaussian:noise=0.1"], "clients": 3, "seed": 7}),
-        Scenario.parse({"training": SHORT, "clients": 2, "defences": [{"name": "local_dp", "epsilon": 3}]}),
+        TrainingScenario.parse({"training": SHORT, "clients": 2, "defences": [{"name": "local_dp", "epsilon": 3}]}),
     )
-    run = run_config_of(scenarios, upload_tensors=("x", "y"), share_sizes=(3, 4))
+    run = make_run_config(scenarios, upload_tensors=("x", "y"), share_sizes=(3, 4))
     assert all(isinstance(value, str | int | float | bool) for value in run.flat().values())
     read = RunConfig.read(run.flat())
     assert read == run
-    assert scenarios_of(read) == scenarios
+    assert read_scenarios(read) == scenarios
 
 
 def test_without_scenarios_two_clients_use_mjp() -> None:
-    (played,) = scenarios_of(RunConfig())
+    (played,) = read_scenarios(RunConfig())
     assert (played.label, played.clients, played.rounds) == ("deit_small-mjp", 2, 1)
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[1]", '[{"modle": "deit_tiny"}]'])
 def test_what_is_no_list_of_scenarios_is_told(text: str) -> None:
     with pytest.raises(ConfigError):
-        scenarios_of(RunConfig(scenarios=text))
+        read_scenarios(RunConfig(scenarios=text))
 
 
 def test_what_follows_from_a_run_is_filled_in_where_nobody_said_it() -> None:
     scenario = Scenario.parse({"defences": ["local_dp"], "pictures_per_client": 2, "uploads_per_picture": 3})
-    assert scenario.pipeline.made[0].options.rounds == 6
+    assert scenario.pipeline.defences[0].options.rounds == 6
     assert scenario.threat.pipeline.spent(6) is not None
     given = Scenario.parse({"defences": ["local_dp:rounds=9"], "pictures_per_client": 2})
-    assert given.pipeline.made[0].options.rounds == 9
+    assert given.pipeline.defences[0].options.rounds == 9
     once = Scenario.parse({"defences": ["local_dp:rounds=1"], "pictures_per_client": 2})
-    assert once.pipeline.made[0].options.rounds == 1, "what says the default was said"
+    assert once.pipeline.defences[0].options.rounds == 1, "what says the default was said"
     batch = Scenario.parse({"defences": ["dp_sgd"], "pictures_per_client": 4, "batch_size": 4})
-    assert batch.pipeline.made[0].options.batch_size == 4
+    assert batch.pipeline.defences[0].options.batch_size == 4
 
 
 def test_a_training_run_plans_for_the_client_that_uploads_most() -> None:
@@ -91,13 +104,13 @@ def test_a_training_run_plans_for_the_client_that_uploads_most() -> None:
         "training": {**SHORT, "participation": 0.5},
         "defences": ["local_dp", "secure_sum:clients=2"],
     }
-    scenario = Scenario.parse(values)
+    scenario = TrainingScenario.parse(values)
     drawn = [scenario.participants(each) for each in range(1, scenario.rounds + 1)]
     assert all(each in ([0, 1], [2, 3]) for each in drawn), "groups that are summed stay whole"
     most = max(sum(client in each for each in drawn) for client in range(4))
-    assert scenario.planned(5).pipeline.made[0].options.rounds == most < scenario.rounds
+    assert scenario.planned(5).pipeline.defences[0].options.rounds == most < scenario.rounds
     single = {"clients": 1, "training": {**SHORT, "recipe": PLAIN, "local_epochs": 2}, "defences": ["dp_sgd"]}
-    options = Scenario.parse(single).planned(5).pipeline.made[0].options
+    options = TrainingScenario.parse(single).planned(5).pipeline.defences[0].options
     assert (options.steps, options.steps_per_upload, options.batch_size) == (8 * 2 * 5, 2 * 5, PLAIN["batch_size"])
 
 

@@ -3,7 +3,9 @@
 import base64
 import os
 import re
+import shutil
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from fedmjp.benchmarks.deployment.containers import DOCKERFILE, IMAGE
 from fedmjp.benchmarks.deployment.creating import create
 from fedmjp.benchmarks.deployment.layout import Deployment, DeploymentConfig
+from fedmjp.benchmarks.deployment.rendering import DOCKERFILE, IMAGE, NGINX_IMAGE
 from tests.conftest import ROOT
 
 KUBERNETES = ("1.31", "1.37")
@@ -49,13 +51,14 @@ def test_a_pod_gets_the_files_of_the_folder_and_nobody_reaches_more_than_the_por
         for kind in ("Secret", "Deployment", "Service", "NetworkPolicy")
     )
     spec = pod["spec"]["template"]["spec"]
-    items = {item["key"]: item["path"] for item in spec["volumes"][0]["secret"]["items"]}
+    volume = next(each for each in spec["volumes"] if each["name"] == "secret")
+    items = {item["key"]: item["path"] for item in volume["secret"]["items"]}
     given = {items[key]: base64.b64decode(value) for key, value in secret["data"].items()}
     assert given.pop("deploy.yaml").decode().strip() in made.config_file.read_text()
     assert given == {path: (made.root / path).read_bytes() for path in given}
     assert sorted(given) == [
-        "server/ca.crt", "server/keys/north.pub", "server/keys/south.pub", "server/server.crt", "server/server.key",
-        "server/superexec.secret",
+        "server/ca.crt", "server/keys/north.pub", "server/keys/south.pub", "server/nginx.conf", "server/server.crt",
+        "server/server.key", "server/superexec.secret",
     ]  # fmt: skip
     ports = [port["port"] for port in service["spec"]["ports"]]
     assert ports == [port["port"] for rule in network["spec"]["ingress"] for port in rule["ports"]] == [8443]
@@ -70,18 +73,46 @@ def test_a_site_reaches_the_server_and_name_servers_alone(made: Deployment) -> N
 
 def test_no_container_may_do_or_change_more_than_it_must(made: Deployment) -> None:
     for path, composed_file in composed(made).items():
-        (service,) = composed_file["services"].values()
-        assert service["read_only"]
-        assert service["cap_drop"] == ["ALL"]
-        of_nginx = {"CHOWN", "SETGID", "SETUID"} if path.parent.name == "containers" and os.getuid() == 0 else set()
-        assert set(service.get("cap_add", ())) == of_nginx
-        for mount in service["volumes"]:
-            if not mount["source"].startswith("$"):
-                assert (path.parent / mount["source"]).exists()
-        assert service["image"] == IMAGE
-        assert (ROOT / service["build"]["dockerfile"]).is_file()
+        for name, service in composed_file["services"].items():
+            assert service["read_only"]
+            assert service["cap_drop"] == ["ALL"]
+            assert service["restart"] == "unless-stopped"
+            of_nginx = {"CHOWN", "SETGID", "SETUID"} if name == "proxy" and os.getuid() == 0 else set()
+            assert set(service.get("cap_add", ())) == of_nginx
+            for mount in service["volumes"]:
+                if mount["type"] == "bind" and not mount["source"].startswith("$"):
+                    assert (path.parent / mount["source"]).exists()
+                    assert mount["bind"] == {"create_host_path": False}
+            assert service["image"] == (NGINX_IMAGE if name == "proxy" else IMAGE)
+            if name != "proxy":
+                assert (ROOT / service["build"]["dockerfile"]).is_file()
     pictures = composed(made)[made.site("south").root / "compose.yaml"]["services"]["node"]["volumes"][-1]
     assert pictures["read_only"]
+
+
+def test_the_servers_containers_share_a_loopback_and_one_port_leaves_it(made: Deployment) -> None:
+    services = composed(made)[made.containers / "compose.yaml"]["services"]
+    assert [name for name, service in services.items() if "ports" in service] == ["network"]
+    others = {name: service["network_mode"] for name, service in services.items() if name != "network"}
+    assert others == dict.fromkeys(("superlink", "superexec", "proxy"), "service:network")
+    state = {"type": "volume", "source": "state", "target": str(made.config().state)}
+    holders = [name for name, service in services.items() if state in service["volumes"]]
+    assert holders == ["network", "superlink"], "the memory outlives a SuperLink that is started again"
+    proxy = {Path(mount["source"]).name for mount in services["proxy"]["volumes"]}
+    assert proxy == {"nginx.conf", "ca.crt", "server.crt", "server.key"}, "it has neither secret nor database"
+
+
+@pytest.mark.skipif(
+    subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode
+    if shutil.which("docker")
+    else True,
+    reason="Docker Compose is not installed",
+)
+def test_compose_takes_its_files(made: Deployment) -> None:
+    for path in composed(made):
+        command = ["docker", "compose", "--file", str(path), "config", "--quiet"]
+        variables = {**os.environ, "FEDMJP_SOURCE": str(ROOT), "PICTURES": str(path.parent)}
+        subprocess.run(command, env=variables, check=True)
 
 
 def test_what_holds_secrets_is_for_its_owner_alone(made: Deployment) -> None:
@@ -93,6 +124,4 @@ def test_what_holds_secrets_is_for_its_owner_alone(made: Deployment) -> None:
 
 
 def test_the_image_has_what_the_commands_need() -> None:
-    text = (ROOT / DOCKERFILE).read_text()
-    assert "nginx-light" in text
-    assert "[deploy,training]" in text
+    assert "[training]" in (ROOT / DOCKERFILE).read_text()

@@ -11,7 +11,7 @@ from torchvision.transforms import RandomResizedCrop
 from fedmjp.data.crops import random_crop
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.errors import ConfigError
-from fedmjp.exchange import private_of
+from fedmjp.exchange import prepare_private
 from fedmjp.facade import bundled_pictures
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
@@ -55,16 +55,16 @@ def test_a_crop_is_the_private_picture_of_its_upload(tmp_path: Path) -> None:
     plain, defended = (small_scenario(crop_scale=0.3, defences=defences) for defences in ("none", "mjp"))
     size = plain.model.image_size
     (picture,) = bundled_pictures(1, size=size)
-    first, second = (private_of(plain, [picture], number) for number in (0, 1))
+    first, second = (prepare_private(plain, [picture], number) for number in (0, 1))
     assert not torch.equal(first.clean, second.clean), "another in each upload"
     assert not torch.equal(first.clean[0], picture.image)
-    assert torch.equal(first.clean, private_of(defended, [picture], 0).clean), "the same whatever defends"
+    assert torch.equal(first.clean, prepare_private(defended, [picture], 0).clean), "the same whatever defends"
     first.save(tmp_path / "private")
     again = PrivateBatch.load(tmp_path / "private")
     assert torch.equal(again.clean, first.clean)
     assert again.sha256(0) == picture.digest(), "it is known whose crop it is"
     shown = LabelledPicture("the crop alone", first.clean[0], picture.label)
-    expected = gradient(build_vit(plain.network), private_of(small_scenario(), [shown], 0))
+    expected = gradient(build_vit(plain.network), prepare_private(small_scenario(), [shown], 0))
     sent = plain.exchange([picture]).upload.tensors
     assert all(torch.equal(sent[name], tensor) for name, tensor in expected.items())
 

@@ -11,13 +11,13 @@ import fedmjp
 from fedmjp.arithmetic import Arithmetic, computing, cuda_settings
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.linear_systems import minimum_norm, qr_by_cholesky, svd_by_eigenvectors
-from fedmjp.attacks.testing import CHECKS, Trial, adapts_to_what_it_claims
+from fedmjp.attacks.testing import CHECKS, AttackTrial, adapts_to_what_it_claims
 from fedmjp.config import ModelConfig
 from fedmjp.data.loading import Batch
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import Selection
 from fedmjp.defences.pipeline import read_pipeline
-from fedmjp.exchange import private_of
+from fedmjp.exchange import prepare_private
 from fedmjp.learning import Learning, Recipe
 from fedmjp.metrics import metric
 from fedmjp.models import names
@@ -67,7 +67,9 @@ def test_attacks_keep_their_contract(name: str, device: str) -> None:
     small = {"model": "deit_micro", "patch_size": 16} if name.startswith(OF_FEW) else {"model": model_of(name)}
     # How much they leak is tested on the CPU; the best closed forms are held against that below.
     made = ATTACKS.get(name)(QUICK.get(name, {}))
-    trial = Trial(made, threat=threat, gain=None, tolerance=0.05 if made.optimises else 1e-3, device=device, **small)
+    trial = AttackTrial(
+        made, threat=threat, gain=None, tolerance=0.05 if made.optimises else 1e-3, device=device, **small
+    )
     for check in CHECKS:
         if check is not adapts_to_what_it_claims or name != IN_MINUTES:
             check(trial)
@@ -92,13 +94,16 @@ def test_tf32_rounds_the_gradients_of_a_stack(device: str) -> None:
     model = build_vit(scenario.network).to(device)
     generator = torch.Generator().manual_seed(0)
     noise = [LabelledPicture(f"{place}", torch.rand(3, 224, 224, generator=generator), place) for place in range(4)]
-    private, read = [private_of(scenario, [each], 0) for each in noise], [names.POSITION_EMBEDDING, names.PATCH_WEIGHT]
+    private, read = (
+        [prepare_private(scenario, [each], 0) for each in noise],
+        [names.POSITION_EMBEDDING, names.PATCH_WEIGHT],
+    )
     arithmetics: list[Arithmetic] = ["float32", "tf32"]
     psnr: list[Tensor] = []
     for arithmetic in arithmetics:
         made = entrance_gradients(model, private, read, arithmetic=arithmetic)
         uploads = [Upload(gradients, "gradient", 1, 1, node, "") for node, gradients in enumerate(made)]
-        found: Any = ATTACKS.get("patch_embedding")().reconstruct(uploads, model, scenario.threat, generator=generator)
+        found: Any = ATTACKS.get("patch_embedding")().run(uploads, model, scenario.threat, generator=generator)
         clean = torch.cat([batch.clean for batch in private])
         psnr.append(metric("psnr").function(torch.cat([each.images for each in found]), clean))
     assert bool((psnr[0] > 60).all())
@@ -139,7 +144,7 @@ def test_a_stack_of_gradients_is_that_of_single_pictures(
     model = build_vit(scenario.network).to(device)
     loaded = [pictures.load(entry) for entry in pictures.entries[:2]]
     read = [names.POSITION_EMBEDDING, names.PATCH_WEIGHT, names.PATCH_BIAS, names.FIRST_QKV_WEIGHT]
-    private = [private_of(scenario, [each], 0) for each in loaded]
+    private = [prepare_private(scenario, [each], 0) for each in loaded]
     stacked = entrance_gradients(model, private, read, arithmetic=arithmetic)
     for each, made in zip(loaded, stacked, strict=True):
         alone = scenario.exchange([each], model=model).upload.tensors

@@ -11,7 +11,7 @@ from PIL import Image
 from fedmjp.data.bundled import CROPS
 from fedmjp.data.selection import open_source, select, select_for
 from fedmjp.errors import DataError
-from fedmjp.exchange import private_of_round
+from fedmjp.exchange import prepare_round
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Picture
 from tests.conftest import private_batch
@@ -162,7 +162,7 @@ def test_batches_are_each_clients_pictures_in_turn() -> None:
     batches = selection.batches(scenario)
     assert [len(batch) for batch in batches] == [2] * 4
     assert [entry for batch in batches[:2] for entry in batch] == list(selection.partition(0, 2))
-    made = private_of_round(scenario, selection, client=1, server_round=2)
+    made = prepare_round(scenario, selection, client=1, server_round=2)
     assert made.pictures == tuple(entry.name for entry in batches[3])
     alone = private_batch(
         [selection.load(batches[3][1])], grid=4, mask_ratio=0.27, gradient_of=Picture.SHUFFLED, seed=0

@@ -67,7 +67,7 @@ TRIALS = [
 @pytest.mark.parametrize("text", TRIALS)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_conformance(check: Callable[[Trial], None], text: str) -> None:
-    check(Trial(DefenceConfig.model_validate(text).made()))
+    check(Trial(DefenceConfig.model_validate(text).build()))
 
 
 class _Broken(Gaussian):
@@ -230,7 +230,7 @@ def test_orders_that_make_no_sense_are_refused_with_the_reason(texts: tuple[str,
     ],
 )
 def test_orders_that_make_sense_are_allowed(texts: tuple[str, ...]) -> None:
-    assert [each.name for each in pipeline(*texts).made] == list(texts)
+    assert [each.name for each in pipeline(*texts).defences] == list(texts)
 
 
 def test_clipping_equals_torchs_own() -> None:
@@ -378,7 +378,7 @@ def test_withheld_tensors_are_missing_and_the_others_untouched(roles: Any, left:
     assert all(torch.equal(update[name], tensor) for name, tensor in protected.items())
     assert DefenceConfig.model_validate(
         DefenceConfig(name="withhold", options={"roles": roles}).text
-    ).made().options == (defence.options)
+    ).build().options == (defence.options)
 
 
 @pytest.mark.parametrize(
@@ -569,4 +569,4 @@ def test_a_secure_sum_is_over_its_clients_and_changes_no_update() -> None:
     made = pipeline("clip", "secure_sum:clients=5")
     assert made.clients == 5
     assert "summed" in made.marks
-    assert "ideal" in " ".join(each.told for each in made.made)
+    assert "ideal" in " ".join(each.told for each in made.defences)

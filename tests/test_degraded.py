@@ -9,7 +9,7 @@ from scipy.stats import truncnorm
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.entries import Entries, read_entries, unread
-from fedmjp.attacks.joint_posterior import Belief, Equations
+from fedmjp.attacks.joint_posterior import EquationBelief, Equations
 from fedmjp.metrics import metric
 from fedmjp.models.build import build_vit
 from fedmjp.records import Reconstruction, Upload
@@ -34,7 +34,7 @@ def sent() -> list[tuple[Upload, torch.Tensor]]:
 
 def made(name: str, upload: Upload, threat: ThreatModel, **options: object) -> Reconstruction:
     generator = torch.Generator().manual_seed(0)
-    return ATTACKS.get(name)(options).reconstruct([upload], build_vit(SCENARIO.network), threat, generator=generator)[0]
+    return ATTACKS.get(name)(options).run([upload], build_vit(SCENARIO.network), threat, generator=generator)[0]
 
 
 def decibels(name: str, upload: Upload, threat: ThreatModel, clean: torch.Tensor) -> float:
@@ -75,7 +75,7 @@ def test_the_gradient_is_that_of_the_normal_law_of_the_right_side_with_d_integra
     d, x, right = (torch.randn(shape, generator=generator).double() for shape in ((dim, 3), (3, 4), (dim, 4)))
     right = right / right.square().mean().sqrt()  # the scale that is taken
     variance = torch.rand(dim, patches, generator=generator).double() + 0.1
-    belief = Belief(Equations([Entries(variance, d, d)], [Entries(0.3 + 0 * right, right, right)]), 1.0)
+    belief = EquationBelief(Equations([Entries(variance, d, d)], [Entries(0.3 + 0 * right, right, right)]), 1.0)
     belief.believe(x, noise, learn=False)
     x.requires_grad_()
     likelihood = torch.zeros((), dtype=torch.float64)

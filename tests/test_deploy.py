@@ -1,5 +1,6 @@
 """The folder of a deployment: certificates by OpenSSL's word, nothing secret for others, errors in one line."""
 
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -10,16 +11,17 @@ import pytest
 from flwr.superlink.config_loader import get_objectstore_linkstate_factories
 from flwr.superlink.federation import NoOpFederationManager
 
-from fedmjp.benchmarks.deployment import proxy
-from fedmjp.benchmarks.deployment.attempts import RefusedError, tried
-from fedmjp.benchmarks.deployment.layout import Deployment
-from fedmjp.benchmarks.deployment.superlink import hand_out_again
+from fedmjp.benchmarks.deployment.creating import create
+from fedmjp.benchmarks.deployment.intrusions import ExpectedRefusalError, try_intrusion
+from fedmjp.benchmarks.deployment.layout import Deployment, DeploymentConfig
+from fedmjp.benchmarks.deployment.server import hand_out_again, register_keys, run_superlink
 from fedmjp.benchmarks.deployment.training import at_sites, require_welcome
 from fedmjp.clients.gate.policy import Policy
 from fedmjp.data.datasets import open_dataset
-from fedmjp.errors import ConfigError, DataError
+from fedmjp.errors import ConfigError, DataError, OutputError
 from tests.federations import scenario_of
 from tests.test_cli import BAD_INPUT, run
+from tests.units import read_units
 
 SHA256 = 64
 
@@ -44,7 +46,8 @@ def test_nothing_secret_is_readable_by_others_and_a_site_gets_what_is_its_own(ma
     for number, name in enumerate(("north", "south")):
         site = made.site(name)
         assert {path.name for path in site.root.iterdir()} == {
-            "ca.crt", "compose.yaml", "kubernetes.yaml", "node.key", "node.pub", "policy.yaml", "site.yaml",
+            "ca.crt", "compose.yaml", "fedmjp-node.service", "kubernetes.yaml", "node.key", "node.pub", "policy.yaml",
+            "site.yaml",
         }  # fmt: skip
         assert (site.config().partition_id, site.config().num_partitions) == (number, 2)
         assert site.config().server == "fl.example.org:8443"
@@ -94,10 +97,11 @@ def test_a_sites_policy_lists_the_bundle_that_would_be_sent(made: Deployment, tm
         (["init", "NEW", "--sites", "a", "--port", "70000"], "port = 70000"),
         (["init", "FULL", "--sites", "a"], "is not empty: name a new folder"),
         (["init", "FILE", "--sites", "a"], "is no folder: name a new one"),
-        (["up", "FULL"], "is no deployment: fedmjp deploy init"),
+        (["init", "A PLACE", "--sites", "a"], "name one without spaces, quotes"),
+        (["superlink", "FULL"], "is no deployment: fedmjp deploy init"),
+        (["superexec", "FULL"], "is no deployment: fedmjp deploy init"),
         (["run", "FULL"], "is no deployment: fedmjp deploy init"),
         (["check", "FULL"], "is no deployment: fedmjp deploy init"),
-        (["down", "NEW"], "is no deployment: fedmjp deploy init"),
         (["node", "FULL"], "site.yaml cannot be read"),
     ],
 )
@@ -112,7 +116,7 @@ def test_errors_are_one_line_and_leave_nothing(
     for name in ("FULL/something", "FILE"):
         (tmp_path / name).touch()
     before = sorted(tmp_path.rglob("*"))
-    words = [str(tmp_path / word) if word in ("NEW", "FULL", "FILE") else word for word in arguments]
+    words = [str(tmp_path / word) if word in ("NEW", "FULL", "FILE", "A PLACE") else word for word in arguments]
     assert run(monkeypatch, "deploy", *words) == BAD_INPUT
     printed = capsys.readouterr().err
     assert message in " ".join(printed.split())
@@ -133,11 +137,7 @@ def test_what_is_missing_is_told_with_what_to_do(
     assert "no pictures: name their folder by --data, or as data in" in told("node", site)
     assert "there is no folder /nowhere" in told("node", site, "--data", "/nowhere")
     for command in ("run", "check"):
-        assert f"the deployment is not up: fedmjp deploy up {root}" in told(command, root)
-    with monkeypatch.context() as patched:
-        patched.setenv("PATH", "")
-        patched.setattr(proxy, "PLACES", "")
-        assert "apt-get install nginx-light" in told("up", root)
+        assert "does not answer at 127.0.0.1:8000: start the server's units or containers" in told(command, root)
 
 
 def test_a_deployment_plays_no_cheating_server_and_records_nothing() -> None:
@@ -196,24 +196,60 @@ def test_what_a_dead_superlink_handed_out_and_nobody_confirmed_is_handed_out_aga
 
 def test_only_a_refusal_counts_as_one() -> None:
     def refuse() -> str:
-        raise RefusedError("by name")
+        raise ExpectedRefusalError("by name")
 
     def break_down() -> str:
         raise OSError("no network")
 
-    assert tried("it", refuse).line == "refused             it: by name"
-    assert tried("it", lambda: "the key").line == "NOT REFUSED         it: the key"
-    assert tried("it", break_down).line == "could not be tried  it: OSError: no network"
+    assert try_intrusion("it", refuse).line == "refused             it: by name"
+    assert try_intrusion("it", lambda: "the key").line == "NOT REFUSED         it: the key"
+    assert try_intrusion("it", break_down).line == "could not be tried  it: OSError: no network"
+
+
+def test_a_database_folder_that_others_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    deployment = create(tmp_path / "hospital", DeploymentConfig(sites=("a",), state=tmp_path / "state"))
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with pytest.raises(OutputError, match="state cannot hold the database: Operation not permitted; set state"):
+        run_superlink(deployment)
+
+
+def test_sites_are_registered_once_whatever_is_started_again(tmp_path: Path) -> None:
+    _, states = get_objectstore_linkstate_factories(str(tmp_path / "superlink.db"), NoOpFederationManager())
+    state, keys = states.state(), [b"north", b"south"]
+    for _ in range(2):
+        register_keys(state, keys)  # type: ignore[arg-type]
+    assert sorted(info.public_key for info in state.get_node_info()) == keys
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_takes_the_units(made: Deployment) -> None:
+    units = [*made.units.iterdir(), made.site("north").root / "fedmjp-node.service"]
+    verified = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False)
+    lines = [line for line in verified.stderr.splitlines() if "is not executable" not in line]  # what is not installed
+    assert (lines, len(units)) == ([], 4)
+
+
+def test_a_sites_unit_lets_an_app_write_to_the_sites_folder_alone(made: Deployment, tmp_path: Path) -> None:
+    text = (made.site("north").root / "fedmjp-node.service").read_text()
+    for line in (
+        "ProtectSystem=strict",
+        "ReadWritePaths=%Y",
+        "NoNewPrivileges=yes",
+        "CapabilityBoundingSet=",
+        "UMask=0077",
+    ):
+        assert line in text.splitlines()
+    assert "IPAddressDeny" not in text, "a name may become any address"
+    config = DeploymentConfig(sites=("a",), host="192.0.2.7", state=tmp_path / "state")
+    unit = create(tmp_path / "numbered", config).site("a").root / "fedmjp-node.service"
+    assert "IPAddressDeny=any\nIPAddressAllow=localhost 192.0.2.7/32\n" in unit.read_text()
 
 
 @pytest.mark.skipif(not Path("/usr/sbin/nginx").exists(), reason="nginx is not installed")
 def test_nginx_takes_its_configuration(made: Deployment) -> None:
-    made.logs.mkdir(exist_ok=True)
-    made.proxy.write_text(proxy.proxy_configuration(made, made.config()))
-    tested = subprocess.run(
-        [proxy.find_nginx(), "-t", "-e", "stderr", "-p", made.logs, "-c", made.proxy],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    (command,) = (unit.command for unit in read_units(made.units) if unit.name.endswith("-proxy.service"))
+    tested = subprocess.run([*command, "-t"], capture_output=True, text=True, check=False)
     assert tested.returncode == 0, tested.stderr

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from fedmjp.benchmarks.deployment.layout import Deployment
 from fedmjp.training.run_folder import TrainingFolder
 from tests.federations import MICRO, PLAIN, pictures, play, scenario_of
+from tests.units import Unit, read_units
 from tests.worlds import SERVER, World, lacking
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(lacking() is not None, reason=str(lacking()))]
@@ -33,21 +34,72 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """The server is up; no site is there."""
     folder = tmp_path_factory.mktemp("deployed")
     with World(SITES, folder) as made:
-        made.fedmjp("deploy", "init", "server", "--sites", ",".join(SITES), "--host", SERVER)
+        said = made.fedmjp("deploy", "init", "server", "--sites", ",".join(SITES), "--host", SERVER).stdout
+        assert f"From outside {SERVER}:8443" in said
+        server = Server(made, Deployment(folder / "server"))
         try:
-            said = made.fedmjp("deploy", "up", "server").stdout
-            assert f"From outside: {SERVER}:8443" in said
+            server.start()
             yield made
         finally:
-            assert "Down." in made.fedmjp("deploy", "down", "server").stdout
-            made.run("test", "!", "-e", str(Deployment(folder / "server").config().state))
+            server.stop()
 
 
-def wait_for(what: str, condition: Callable[[], object], *logs: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
+class Server:
+    """The server's programs, started, started again and ended as systemd does by the units that ``init`` wrote."""
+
+    def __init__(self, world: World, deployment: Deployment) -> None:
+        self.world, self.deployment, self.config = world, deployment, deployment.config()
+        self.units = read_units(deployment.units)
+        world.server = self
+
+    def start(self) -> None:
+        assert [unit.name.split("-")[-1] for unit in self.units] == [
+            "superlink.service",
+            "proxy.service",
+            "superexec.service",
+        ]
+        assert all(unit.restarts for unit in self.units)
+        assert [unit.memory for unit in self.units] == [self.config.state, None, None]
+        self.world.run("mkdir", "-m", "700", str(self.config.state))
+        self.processes = {unit.name: self._start(unit) for unit in self.units}
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until SuperLink and proxy listen."""
+        for port in (self.config.inside, self.config.port):
+            knock = f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)"
+            up = lambda: not self.world.run(sys.executable, "-c", knock, check=False).returncode  # noqa: E731, B023
+            wait_for(f"port {port}", up, *(self._log(unit) for unit in self.units))
+
+    def restart(self, name: str) -> None:
+        """Kill one and start it again."""
+        (unit,) = [unit for unit in self.units if unit.name.endswith(f"-{name}.service")]
+        self.world.signal(self.processes[unit.name], signal.SIGKILL)
+        self.processes[unit.name] = self._start(unit)
+
+    def stop(self) -> None:
+        for unit in reversed(self.units):
+            self.world.signal(self.processes[unit.name], signal.SIGTERM)
+            self.processes[unit.name].wait(30)
+        wait_for("all processes end", lambda: not self._running(), patience=30)  # TimeoutStopSec
+        self.world.run("rm", "-r", str(self.config.state))
+
+    def _running(self) -> list[str]:
+        lines = self.world.run("ps", "-eo", "args").stdout.splitlines()
+        return [line for line in lines if "flower" in line or "nginx" in line or " deploy " in line]
+
+    def _start(self, unit: Unit) -> "subprocess.Popen[bytes]":
+        return self.world.start_unit(unit, self._log(unit))
+
+    def _log(self, unit: Unit) -> Path:
+        return self.world.folder / f"{unit.name}.log"
+
+
+def wait_for(what: str, condition: Callable[[], object], *logs: Path, patience: float = PATIENCE) -> None:
+    deadline = time.monotonic() + patience
     while not condition():
         said = "\n".join(log.read_text(errors="replace")[-3000:] for log in logs)
-        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE} seconds\n{said}"
+        assert time.monotonic() < deadline, f"{what}: not within {patience} seconds\n{said}"
         time.sleep(0.2)
 
 
@@ -87,8 +139,7 @@ def test_a_run_outlives_a_killed_supernode_and_a_killed_superlink(world: World) 
     server, nodes = world.folder / "server", {site: world.folder / f"{site}.log" for site in SITES}
 
     def node(site: str) -> "subprocess.Popen[bytes]":
-        folder = str(server / "sites" / site)
-        return world.start("deploy", "node", folder, "--data", pictures(), log=nodes[site], site=site)
+        return world.start_unit(Unit.read(server / "sites" / site / "fedmjp-node.service"), nodes[site], site)
 
     def said(site: str, what: str) -> int:
         return nodes[site].read_text(errors="replace").count(what)
@@ -96,6 +147,9 @@ def test_a_run_outlives_a_killed_supernode_and_a_killed_superlink(world: World) 
     config = world.folder / "run.yaml"
     config.write_text(json.dumps({"model": MICRO, "recipe": RECIPE, "rounds": ROUNDS}))
     log, output = world.folder / "run.log", world.folder / "out"
+    for site in SITES:
+        config_file = server / "sites" / site / "site.yaml"
+        config_file.write_text(config_file.read_text().replace("data: ''", f"data: {pictures()}"))
     processes = {site: node(site) for site in SITES}
     command = ["deploy", "run", str(server), "--data", pictures(), "--config", str(config), "--output", str(output)]
     run = world.start(*command, log=log)
@@ -106,10 +160,13 @@ def test_a_run_outlives_a_killed_supernode_and_a_killed_superlink(world: World) 
     wait_for("b comes back", lambda: said("b", "SuperNode ID") == 2, nodes["b"])
     world.signal(processes["a"], signal.SIGCONT)
     wait_for("round 2", lambda: said("a", TRAIN) == 2, log, nodes["a"])
-    control = [sys.executable, "-m", "supervisor.supervisorctl", "-c", str(server / "server" / "supervisord.conf")]
-    world.run("kill", "-9", world.run(*control, "pid", "superlink").stdout.strip())
+    world.server.restart("superlink")
+    world.server.restart("proxy")
     wait_for("the run ends", lambda: run.poll() is not None, log, *nodes.values())
     assert run.returncode == 0, log.read_text()
+    for process in processes.values():
+        world.signal(process, signal.SIGTERM)
+        process.wait(30)
 
     assert list(pd.read_csv(output / "history.csv")["clients"]) == [1, 2]
     refused = pd.read_csv(output / "refused.csv")

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 from scipy.stats import rankdata
 
-from fedmjp.benchmarks.running.evaluator import score_features
-from fedmjp.benchmarks.running.gallery import CROP, Gallery, another_crop
 from fedmjp.data.selection import Selection
 from fedmjp.errors import RecordError
 from fedmjp.metrics import DISCLOSED
 from fedmjp.metrics.disclosed import feature_error, found_among, label_accuracy, membership
+from fedmjp.metrics.gallery import CROP, Gallery, another_crop
+from fedmjp.metrics.scoring import score_features
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.inference import evaluated
 from fedmjp.private import PrivateBatch

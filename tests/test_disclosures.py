@@ -24,11 +24,12 @@ from fedmjp.benchmarks.leaderboard.board import board_of
 from fedmjp.benchmarks.leaderboard.entries import Board, Entry
 from fedmjp.benchmarks.leaderboard.plausible import impossible_figures
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
-from fedmjp.benchmarks.report import disclosed
+from fedmjp.benchmarks.report.front import disclosed_answer
 from fedmjp.benchmarks.report.publish import publish
 from fedmjp.benchmarks.report.render import render
 from fedmjp.benchmarks.running.engine import Engine
 from fedmjp.benchmarks.running.progress import RunProgress
+from fedmjp.benchmarks.running.runner import Recorder, run_experiment
 from fedmjp.benchmarks.running.verify import verify
 from fedmjp.benchmarks.uploads.direct import DirectUploads
 from fedmjp.benchmarks.uploads.source import RecordedUploads
@@ -37,7 +38,7 @@ from fedmjp.errors import AttackNotApplicableError, BadInputError, ConfigError
 from fedmjp.metrics import DISCLOSED
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
-from tests.boards import ENVIRONMENTS, Row, board, cell, ledger_of, near
+from tests.boards import ENVIRONMENTS, Row, attack_board, board, cell, ledger_of, near
 from tests.conftest import small_model, small_scenario
 from tests.experiments import record_directly
 from tests.test_admission import changed, submission, write
@@ -166,7 +167,7 @@ def test_a_third_party_submits_features_and_labels_beside_a_board_of_pictures(tm
     assert (table.loc["class_token", "rank1_mean"], table.loc["class_token", "feature_error_median"]) == (1, 0.5)
     others = (tmp_path / "leaderboard.md").read_text(encoding="utf-8").split("## What else leaks")[1]
     assert others.count("submitted") == 3
-    assert disclosed.answer(both) == "", "what we have not measured is no answer of ours"
+    assert disclosed_answer(both) == "", "what we have not measured is no answer of ours"
 
 
 @pytest.mark.parametrize(
@@ -285,9 +286,9 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> tuple[OutputFolder, Pr
     store, console = output.store(), Console(file=io.StringIO(), width=200)
     for part in prepared.plan.parts:
         source = DirectUploads(part.experiment, prepared.selection)
-        Engine(part.experiment, output, store, RunProgress(), source).run(part.trials)
-    assert render(prepared.ledger, store, output, console, prepared.plan).empty
-    assert verify(output, prepared.ledger, store).problems == []
+        run_experiment(Engine(part.experiment, source), part.trials, Recorder(output, store, RunProgress()))
+    assert render(prepared.plan, store, output, console, figure=True).empty
+    assert verify(output, prepared.plan, store).problems == []
     return output, prepared, console.file.getvalue()
 
 
@@ -362,5 +363,7 @@ def test_the_command_ends_well_with_a_table(
 ) -> None:
     assert attack(monkeypatch, tmp_path, "labels", "--batch-size", "1") == 0
     shown = capsys.readouterr().out
-    assert "labels tells 8 of 8 labels: leaks." in shown
+    (row,) = (line.split() for line in shown.splitlines() if line.split()[2:3] == ["labels"])
+    assert row[-1] == "100", "% of the labels are right"
     assert "reconstructions.jpg" not in shown
+    assert attack_board(tmp_path).set_index("attack").loc["labels", "verdict"] == "leaks"

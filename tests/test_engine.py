@@ -10,20 +10,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedmjp.attacks.patch_embedding import PatchEmbedding
+from fedmjp.attacks.patch_embedding import PatchEmbeddingAttack
 from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.benchmarks.folder.output import OutputFolder
-from fedmjp.benchmarks.folder.store import COLOUR, Store, Trial
-from fedmjp.benchmarks.plan.experiment import Plan
+from fedmjp.benchmarks.folder.store import Store, Trial
+from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.running.engine import Engine, jobs
 from fedmjp.benchmarks.running.progress import RunProgress
-from fedmjp.benchmarks.running.runner import run_local
+from fedmjp.benchmarks.running.runner import Recorder, run_experiment, run_local
 from fedmjp.benchmarks.uploads import direct
 from fedmjp.benchmarks.uploads.direct import DirectUploads
 from fedmjp.benchmarks.uploads.source import Batch, RecordedUploads
 from fedmjp.data.selection import select_for
 from fedmjp.errors import OUT_OF_MEMORY, FederationError
 from fedmjp.exchange import Exchange
+from fedmjp.metrics import COLOUR
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Reconstruction, Upload, weights_digest
 from fedmjp.scenario import Scenario
@@ -50,8 +51,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> OutputFolder:
     return output
 
 
-def stored(output: OutputFolder, plan: Plan) -> Sequence[Trial]:
-    return Store.at(output.database).trials([trial.key for trial in plan.trials])
+def stored(output: OutputFolder, plan: TrialPlan) -> Sequence[Trial]:
+    return Store.at(output.database).trials([trial.key for trial in plan.tasks])
 
 
 def test_every_trial_is_finished_and_scored(finished: OutputFolder) -> None:
@@ -132,7 +133,7 @@ def test_jobs_of_the_same_weights_follow_each_other_and_cover_what_is_missing(tm
     plan, setup = small_campaign(tmp_path)
     store = setup.store()
     found = jobs(plan)
-    assert sorted(trial.key for job in found for trial in job.trials) == sorted(trial.key for trial in plan.trials)
+    assert sorted(trial.key for job in found for trial in job.trials) == sorted(trial.key for trial in plan.tasks)
     arms = [arm for arm, _ in groupby(job.arm for job in found)]
     assert len(arms) == len(set(arms)) == 4, "two seeds with and without MJP"
     for job in found:
@@ -140,13 +141,15 @@ def test_jobs_of_the_same_weights_follow_each_other_and_cover_what_is_missing(tm
         assert all(trial in plan.parts[job.part].trials for trial in job.trials)
     experiment = setup.experiments[found[0].part]
     source = DirectUploads(experiment, setup.selection)
-    Engine(experiment, setup.output, store, RunProgress(), source).work(found[0])
-    assert jobs(plan, store.finished([trial.key for trial in plan.trials])) == found[1:]
+    recorder = Recorder(setup.output, store, RunProgress())
+    for results in Engine(experiment, source).results(found[0].trials):
+        recorder.write(results)
+    assert jobs(plan, store.finished([trial.key for trial in plan.tasks])) == found[1:]
 
 
 def test_an_upload_does_not_depend_on_its_neighbours_to_the_last_bit(tmp_path: Path) -> None:
     plan, setup = small_campaign(tmp_path)
-    batches = list(dict.fromkeys(trial.batch for trial in plan.trials))
+    batches = list(dict.fromkeys(trial.batch for trial in plan.tasks))
     for experiment in setup.experiments[:4]:
         source = DirectUploads(experiment, setup.selection)
         together = source.uploads(batches)
@@ -166,22 +169,22 @@ def test_a_client_that_breaks_down_is_rows_and_stops_nothing(tmp_path: Path, mon
     told = Told()
     run_local(plan, setup, workers=1, progress=told)
     found = rows(plan, setup).values()
-    assert len(found) == told.done == len(plan.trials)
+    assert len(found) == told.done == len(plan.tasks)
     assert {row["status"] for row in found} == {"failed"}
     assert all(f"the client's update of {row['picture']} failed: {OUT_OF_MEMORY}" == row["error"] for row in found)
 
 
 def test_any_error_of_an_attack_is_a_row_of_that_upload_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    solve = PatchEmbedding._reconstruct
+    solve = PatchEmbeddingAttack.reconstruct_stack
 
     def sometimes(
-        self: PatchEmbedding, uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel, **named: Any
+        self: PatchEmbeddingAttack, uploads: Sequence[Upload], model: VitClassifier, threat: ThreatModel, **named: Any
     ) -> list[Reconstruction]:
         if any((upload.node, upload.server_round, model.defended) == (1, 1, False) for upload in uploads):
             raise ArithmeticError("did not converge")
         return solve(self, uploads, model, threat, **named)
 
-    monkeypatch.setattr(PatchEmbedding, "_reconstruct", sometimes)
+    monkeypatch.setattr(PatchEmbeddingAttack, "reconstruct_stack", sometimes)
     plan, output = planned(small_experiments(models=ONE)), OutputFolder(tmp_path)
     run(plan, output)
     failed = [trial for trial in stored(output, plan) if trial.status == "failed"]
@@ -195,9 +198,11 @@ def test_any_error_of_an_attack_is_a_row_of_that_upload_alone(tmp_path: Path, mo
 
 
 def test_an_interrupted_attack_keeps_what_was_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    solve, calls = PatchEmbedding._reconstruct, []
+    solve, calls = PatchEmbeddingAttack.reconstruct_stack, []
 
-    def interrupted(self: PatchEmbedding, uploads: Sequence[Upload], *rest: Any, **named: Any) -> list[Reconstruction]:
+    def interrupted(
+        self: PatchEmbeddingAttack, uploads: Sequence[Upload], *rest: Any, **named: Any
+    ) -> list[Reconstruction]:
         calls.append(len(uploads))
         if len(calls) == 3:
             raise KeyboardInterrupt
@@ -205,8 +210,8 @@ def test_an_interrupted_attack_keeps_what_was_finished(tmp_path: Path, monkeypat
 
     plan, output = planned(small_experiments(models=ONE)), OutputFolder(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(PatchEmbedding, "_reconstruct", interrupted)
-        patch.setattr(PatchEmbedding, "stack", 1)  # as an optimisation that takes one upload at a time
+        patch.setattr(PatchEmbeddingAttack, "reconstruct_stack", interrupted)
+        patch.setattr(PatchEmbeddingAttack, "stack", 1)  # as an optimisation that takes one upload at a time
         with pytest.raises(KeyboardInterrupt):
             run(plan, output)
     kept = {trial.key for trial in stored(output, plan) if trial.status == "ok"}
@@ -219,21 +224,23 @@ def test_what_an_attack_does_to_its_model_never_reaches_the_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedmjp.benchmarks.running.engine.CHUNK", 1)
-    solve, seen = PatchEmbedding._reconstruct, []
+    solve, seen = PatchEmbeddingAttack.reconstruct_stack, []
 
-    def spying(self: PatchEmbedding, uploads: Sequence[Upload], model: VitClassifier, *rest: Any, **named: Any) -> Any:
+    def spying(
+        self: PatchEmbeddingAttack, uploads: Sequence[Upload], model: VitClassifier, *rest: Any, **named: Any
+    ) -> Any:
         model.backbone.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         made = solve(self, uploads, model, *rest, **named)
         model.backbone.patch_embed.proj.weight.data.zero_()
         return made
 
-    monkeypatch.setattr(PatchEmbedding, "_reconstruct", spying)
+    monkeypatch.setattr(PatchEmbeddingAttack, "reconstruct_stack", spying)
     plan, output = planned(small_experiments(models=ONE)), OutputFolder(tmp_path)
     output.prepare(fresh=False)
     store = Store.at(output.database)
     for part in plan.parts:
         source = DirectUploads(part.experiment, select_for(part.experiment.scenario))
-        Engine(part.experiment, output, store, RunProgress(), source).run(part.trials)
+        run_experiment(Engine(part.experiment, source), part.trials, Recorder(output, store, RunProgress()))
     direct._attackers_model.cache_clear()  # other tests' attackers get theirs as it was sent
     assert seen == [], "no picture of a client passes through the attacker's model"
     psnr = [

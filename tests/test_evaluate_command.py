@@ -27,7 +27,7 @@ from fedmjp.evaluation.sweep import sweep
 from fedmjp.evaluation.tables import families, print_sheets, sheets
 from fedmjp.learning import Recipe
 from fedmjp.models.build import build
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import TrainingScenario
 from fedmjp.training.accuracy import top1
 from fedmjp.training.config import TrainingConfig
 from fedmjp.training.state import save_weights
@@ -43,9 +43,11 @@ def training(seed: int = 0, ratio: float | None = None, **changes: Any) -> Train
     return TrainingConfig.parse({"model": model, "defences": defences, "seed": seed, "recipe": recipe})
 
 
-def keep(folder: Path, config: TrainingConfig | Scenario, *, spoil: Callable[[Any], None] = lambda _: None) -> Path:
+def keep(
+    folder: Path, config: TrainingConfig | TrainingScenario, *, spoil: Callable[[Any], None] = lambda _: None
+) -> Path:
     """A run's folder, with initial weights and larger positions, or every model would be consistent."""
-    federated = isinstance(config, Scenario)
+    federated = isinstance(config, TrainingScenario)
     model = build(config.network)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -80,7 +82,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for ratio in (0.09, 0.27):
         keep(root / f"mjp-{ratio}", training(ratio=ratio))
     dealt = {"rounds": 25, "partition": {"scheme": "dirichlet"}}
-    keep(root / "federated", Scenario.parse({"model": MODEL, "clients": 4, "training": dealt}))
+    keep(root / "federated", TrainingScenario.parse({"model": MODEL, "clients": 4, "training": dealt}))
     return root
 
 

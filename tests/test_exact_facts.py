@@ -66,7 +66,7 @@ def test_patch_embedding_inverts_an_undefended_gradient_exactly_in_float64(
     named = dict(model.named_parameters())
     gradients = dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
     upload = Upload(gradients, "gradient", 1, 1, 0, "weights")
-    made = ATTACKS.get("patch_embedding")().reconstruct([upload], model, threat, generator=generator)[0]
+    made = ATTACKS.get("patch_embedding")().run([upload], model, threat, generator=generator)[0]
     # What is left is the rounding of the picture itself to float32, 6e-8 of full scale.
     assert (made.images - batch.clean).abs().max() < 2e-7
 
@@ -83,7 +83,7 @@ def test_patch_embedding_beats_60_db_undefended_and_fails_naively_on_masked_uplo
     for index in range(4):
         batch = batch_of(pictures, Picture.SHUFFLED, index)
         for model, holds in ((undefended, lambda value: value > 60), (defended, lambda value: value < 25)):
-            made = attack.reconstruct([upload_of(model, batch)], model, threat, generator=generator)[0]
+            made = attack.run([upload_of(model, batch)], model, threat, generator=generator)[0]
             assert holds(psnr(made.images, batch.shuffled).item()), (batch.pictures, model.defended)
 
 
@@ -91,8 +91,6 @@ def test_the_naive_reading_of_an_empty_mask_is_exact(
     defended: VitClassifier, pictures: Selection, threat: ThreatModel, generator: torch.Generator
 ) -> None:
     batch = batch_of(pictures, Picture.SHUFFLED, mask_ratio=0.0)
-    made = ATTACKS.get("patch_embedding")().reconstruct(
-        [upload_of(defended, batch)], defended, threat, generator=generator
-    )[0]
+    made = ATTACKS.get("patch_embedding")().run([upload_of(defended, batch)], defended, threat, generator=generator)[0]
     assert made.diagnostics["masked_patches"] == 0
     assert METRICS["psnr"].function(made.images, batch.clean).item() > 60

@@ -12,7 +12,7 @@ from fedmjp.benchmarks.plan.experiment import Experiment
 from fedmjp.benchmarks.uploads.direct import DirectUploads
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.errors import BadInputError, ConfigError, DefenceError
-from fedmjp.exchange import Exchange, private_of, update_of
+from fedmjp.exchange import Exchange, compute_update, prepare_private
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
@@ -104,7 +104,7 @@ def test_noise_of_dp_sgd_falls_on_every_step_and_clipping_on_every_picture() -> 
     pictures = loaded(scenario)[1]
     sent = scenario.exchange(pictures).upload.tensors
     model = build_vit(scenario.network)
-    expected = mean_of_clipped(model, private_of(scenario, pictures, 0), 0.01)
+    expected = mean_of_clipped(model, prepare_private(scenario, pictures, 0), 0.01)
     for name, tensor in sent.items():
         assert torch.allclose(tensor, expected[name], atol=2e-5), name
 
@@ -122,8 +122,8 @@ def mean_of_clipped(model: VitClassifier, private: PrivateBatch, norm: float) ->
 def test_masks_are_the_same_whatever_defends_besides() -> None:
     plain, noised = small_scenario(defences="mjp"), small_scenario(defences=["mjp", "gaussian"], name="deit_micro")
     pictures = loaded(plain)[1]
-    assert torch.equal(private_of(plain, pictures, 0).mask, private_of(noised, pictures, 0).mask)
-    assert not torch.equal(private_of(plain, pictures, 0).source, private_of(plain, pictures, 1).source)
+    assert torch.equal(prepare_private(plain, pictures, 0).mask, prepare_private(noised, pictures, 0).mask)
+    assert not torch.equal(prepare_private(plain, pictures, 0).source, prepare_private(plain, pictures, 1).source)
 
 
 def test_every_upload_of_a_picture_has_noise_and_masks_of_its_own() -> None:
@@ -143,9 +143,9 @@ def test_more_pictures_than_an_upload_is_of_are_refused() -> None:
 
 def test_an_update_that_cannot_be_protected_does_not_leave() -> None:
     scenario = small_scenario(defences="withhold:roles=position_embedding", name="deit_tiny_without_positions")
-    private = private_of(scenario, loaded(scenario)[1], 0)
+    private = prepare_private(scenario, loaded(scenario)[1], 0)
     with pytest.raises(DefenceError, match="no tensors with the role position_embedding"):
-        update_of(scenario, build_vit(scenario.network), private, 0)
+        compute_update(scenario, build_vit(scenario.network), private, 0)
 
 
 def test_labels_come_with_an_upload_only_where_the_server_knows_them() -> None:

@@ -27,7 +27,7 @@ def test_extras_are_those_of_the_installation_and_tests_have_them_all() -> None:
         said = " ".join(DECLARED[extra])
         assert all(package.replace("_", "-") in said for package in packages)
         require(extra, "A test")
-    assert "fedmjp[deploy,postgresql,segmentation,study,training]" in DECLARED["test"]
+    assert "fedmjp[postgresql,study,training]" in DECLARED["test"]
 
 
 @pytest.mark.parametrize("package", ["tensorboard", "datasets", "flwr_datasets"])

@@ -19,7 +19,7 @@ from fedmjp.data.partitions import Partition
 from fedmjp.errors import FederationError
 from fedmjp.models.build import build
 from fedmjp.running import KEPT
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import TrainingScenario
 from fedmjp.server.validation import Validation
 from fedmjp.training.run_folder import TrainingFolder
 from tests.federations import PLAIN, pictures, play
@@ -66,7 +66,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_bits_of_one_that_was_not(tmp_pat
     assert f"Round {ROUNDS} of {ROUNDS}: 3 clients" in resumed.stdout
     assert rounds(tmp_path / "killed") == list(range(1, ROUNDS + 1))
     scenario = TrainingFolder(tmp_path / "killed").config()
-    assert isinstance(scenario, Scenario)
+    assert isinstance(scenario, TrainingScenario)
     found = scenario.model_copy(update={"data": pictures()})  # the manifest keeps no folders
     whole, _ = play(found, tmp_path / "whole")  # with one thread, too
     state = torch.load(tmp_path / "killed" / "state.pt", weights_only=True)
@@ -86,7 +86,7 @@ def leaves_what_it_promises(output: Path) -> None:
     """The written weights are those of the last history row, in a model that anybody can build."""
     folder = TrainingFolder(output)
     scenario = folder.config()
-    assert isinstance(scenario, Scenario)
+    assert isinstance(scenario, TrainingScenario)
     assert scenario.training is not None
     model = build(folder.trained())
     scenario = scenario.model_copy(update={"data": pictures()})  # the manifest keeps no folders
@@ -183,7 +183,7 @@ def test_a_round_that_is_played_again_is_told_with_its_reason(
         plays.append(0)
         silent = len(plays) == 1
         scenario = TrainingFolder(tmp_path).config()
-        assert isinstance(scenario, Scenario)
+        assert isinstance(scenario, TrainingScenario)
         scenario = scenario.model_copy(update={"data": pictures()})  # the manifest keeps no folders
         play(scenario, tmp_path, answer=lambda _round, _client, reply: None if silent else reply)
 
@@ -194,7 +194,7 @@ def test_a_round_that_is_played_again_is_told_with_its_reason(
     assert rounds(tmp_path) == [1]
 
 
-def _in_process(scenario: Scenario, _dealt: Partition, folder: TrainingFolder, *_: object) -> None:
+def _in_process(scenario: TrainingScenario, _dealt: Partition, folder: TrainingFolder, *_: object) -> None:
     play(scenario, folder.root)
 
 

@@ -75,7 +75,7 @@ def test_a_recorded_round_is_attacked_as_it_is(
     assert "0 of 4 trials are finished" in printed.out
     assert "deit_micro" in printed.out
     assert "failed" not in printed.out
-    weights = pd.read_csv(tmp_path / "attack" / "leaderboard.csv")["weights"]
+    weights = pd.read_csv(tmp_path / "attack" / "scores.csv")["weights"]
     assert weights.str.fullmatch("[0-9a-f]{64}").all(), "trained ones"
     assert str(tmp_path) not in (folder.root / "manifest.json").read_text()
 

@@ -17,11 +17,11 @@ import torch
 
 from fedmjp.attacks.adversary import Adversary
 from fedmjp.benchmarks.federation.simulation import RunFolder
-from fedmjp.benchmarks.running.evaluator import score
+from fedmjp.metrics.scoring import score_pictures
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
-from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.scenario import Scenario, make_run_config
 from fedmjp.settings import Setting
 from tests.conftest import ROOT
 from tests.experiments import record_directly
@@ -153,7 +153,7 @@ def test_direct_and_federated_give_the_same_scores(federated: FederatedRun, dire
     for key, (batch, upload) in ours.items():
         for setting in (Setting.B, Setting.C):
             found = [
-                score(
+                score_pictures(
                     adversary.reconstruct("patch_embedding", [each], {}, on_progress=lambda *_: None)[0],
                     batch,
                     setting,
@@ -237,7 +237,7 @@ def test_flwr_run_works_in_the_clone_as_flowers_users_expect(tmp_path: Path) -> 
     }
     started = time.time()
     moving = SCENARIO.model_copy(update={"server_learning_rate": 0.1})
-    run_config = f"scenarios='{run_config_of([moving]).scenarios}'"  # Flower reads no escaped quotes here
+    run_config = f"scenarios='{make_run_config([moving]).scenarios}'"  # Flower reads no escaped quotes here
     try:
         done = subprocess.run(
             ["flwr", "run", ".", "--stream", "--run-config", run_config],

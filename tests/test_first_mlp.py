@@ -10,20 +10,17 @@ from torch import Tensor
 from torch.func import jacrev
 
 from fedmjp.attacks import ATTACKS
-from fedmjp.attacks.first_mlp.attack import FirstMlp, FirstMlpPatches, FirstMlpPositions
-from fedmjp.attacks.first_mlp.equations import Equations
-from fedmjp.attacks.first_mlp.filling import fill
-from fedmjp.attacks.first_mlp.joint import Joint
-from fedmjp.attacks.first_mlp.places import Entrance
-from fedmjp.attacks.first_mlp.search import beside, search
-from fedmjp.attacks.first_mlp.some import Some
-from fedmjp.attacks.first_mlp.starts import NaturalStarts
-from fedmjp.attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, PROJ_WEIGHT, centred, class_token, entering
+from fedmjp.attacks.first_block.block import FC1_WEIGHT, FC2_WEIGHT, PROJ_WEIGHT, first_block, linear_of
+from fedmjp.attacks.first_block.equations import Span, TokenEquations
+from fedmjp.attacks.first_block.first_mlp import FirstMlp, FirstMlpPatches, FirstMlpPositions
+from fedmjp.attacks.first_block.joint import JointCost
+from fedmjp.attacks.first_block.places import TokenEmbedding, fill
+from fedmjp.attacks.first_block.search import beside, search
+from fedmjp.attacks.first_block.starts import NaturalStarts
+from fedmjp.attacks.first_block.tokens import PartialTokens, centred, class_token, entering
 from fedmjp.attacks.mjp.affine import AffinePatches
-from fedmjp.attacks.mjp.span.block import first_block, linear_of
-from fedmjp.attacks.mjp.span.equations import Span
 from fedmjp.attacks.natural_pictures import NaturalPictures
-from fedmjp.attacks.testing import CHECKS, Trial
+from fedmjp.attacks.testing import CHECKS, AttackTrial
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.errors import AttackFailedError
@@ -56,7 +53,7 @@ class Truth:
     whitened: Tensor
     slopes: Tensor
     projection: Tensor  # gradient of the attention's last weight
-    equations: Equations
+    equations: TokenEquations
 
 
 def upload_of(model: VitClassifier, batch: PrivateBatch) -> Upload:
@@ -89,7 +86,7 @@ def truth(batch: PrivateBatch) -> Truth:
         module._forward_pre_hooks.clear()
     block.mlp._backward_hooks.clear()
     first, second, projection = (weight for weight in weights if weight is not None)
-    equations = Equations(first_block(network), linear_of(network, "0.mlp.fc2"), first, second, 17)
+    equations = TokenEquations(first_block(network), linear_of(network, "0.mlp.fc2"), first, second, 17)
     whitened = equations.block.norm2.whiten(seen["behind"].detach())[0]
     return Truth(seen["entering"].detach(), seen["attended"].detach(), whitened, seen["slopes"], projection, equations)
 
@@ -112,7 +109,7 @@ def test_search_meets_every_token_and_algebra_leads_back_to_the_entrance(
 ) -> None:
     upload = upload_of(model, batch)
     gradients = {name: tensor.double() for name, tensor in upload.tensors.items()}
-    equations = Equations(
+    equations = TokenEquations(
         first_block(model), linear_of(model, "0.mlp.fc2"), gradients[FC1_WEIGHT], gradients[FC2_WEIGHT], 17
     )
     all_tokens = search(equations, 10, 96, generator)
@@ -130,7 +127,7 @@ def test_search_meets_every_token_and_algebra_leads_back_to_the_entrance(
 def test_tokens_that_were_met_lead_back_without_the_others(truth: Truth, model: VitClassifier) -> None:
     names_needed = {PROJ_WEIGHT: truth.projection}
     kept = torch.tensor([0, 1, 2, 4, 5, 7, 8, 9, 10, 12, 13, 14, 16])  # the class token and twelve patches
-    some = Some.of(truth.equations, names_needed, truth.whitened[kept], model)
+    some = PartialTokens.of(truth.equations, names_needed, truth.whitened[kept], model)
     assert len(some.behind) == 12
     tokens, expected = some.entering(truth.entering[1:]), centred(truth.entering)[kept[1:]]
     assert ((tokens - expected).norm(dim=1) <= 1e-3 * expected.norm(dim=1)).all()
@@ -176,24 +173,24 @@ def test_what_was_found_is_answered_and_nothing_is_told_as_such(
 ) -> None:
     upload = upload_of(model, batch)
     attack = FirstMlpPositions({"rounds": 1, "starts": 8, "steps": 0})
-    made = attack.reconstruct([upload], model, ThreatModel(), generator=generator)[0]
+    made = attack.run([upload], model, ThreatModel(), generator=generator)[0]
     assert 0 < made.diagnostics["tokens_met"] < 17
     assert made.images.shape == (1, 3, 64, 64)
     with pytest.raises(AttackFailedError, match="no token was met in 1e-06 seconds"):
-        FirstMlp({"seconds": 1e-6}).reconstruct([upload], model, ThreatModel(), generator=generator)
+        FirstMlp({"seconds": 1e-6}).run([upload], model, ThreatModel(), generator=generator)
 
 
 def test_the_joint_searchs_derivatives_are_those_of_its_cost(
     truth: Truth, model: VitClassifier, batch: PrivateBatch
 ) -> None:
-    entrance = Entrance.of(model)
+    entrance = TokenEmbedding.of(model)
     normalised = (batch.clean.double() - model.mean.double()) / model.std.double()
     patches = to_patches(normalised, 16)[0]
     few = torch.linalg.svd(patches, full_matrices=False)[2][:2]  # two directions per patch keep the matrix small
     prior = type(entrance.prior)(entrance.prior.mean @ few.mT, few @ entrance.prior.covariance @ few.mT)
     fixed = torch.cat([centred(class_token(model))[None], entrance.shift + entrance.positions])
     queries = Span.of(torch.randn(576, 192, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), 17)
-    joint = Joint(truth.equations, queries, entrance.weight @ few.mT, fixed, prior)
+    joint = JointCost(truth.equations, queries, entrance.weight @ few.mT, fixed, prior)
     start = patches @ few.mT * 1.1
 
     def residual_cost(values: Tensor) -> Tensor:
@@ -218,7 +215,7 @@ def test_pictures_come_without_the_embeddings_that_are_withheld(
     sent = {key: upload.tensors[key] for key in ATTACKS.get(name)().tensors(model)}
     attack = ATTACKS.get(name)()
     assert attack.adapted(threat.pipeline, model, threat)
-    made = attack.reconstruct([Upload(sent, "gradient", 1, 1, 0, "weights")], model, threat, generator=generator)[0]
+    made = attack.run([Upload(sent, "gradient", 1, 1, 0, "weights")], model, threat, generator=generator)[0]
     assert made.diagnostics["tokens_certified"] == 1
     # 192 dimensions show a quarter of a patch's 768 values; only the patch embedding's gradient shows all.
     assert metric("psnr").function(made.images, batch.clean).item() > (60 if name == "first_mlp_patches" else 20)
@@ -230,7 +227,7 @@ def test_an_upload_of_another_picture_is_not_certified(
     one, other = upload_of(model, batch), upload_of(model, batch_of(pictures, Picture.CLEAN, 1))
     last = "backbone.blocks.11."
     mixed = {name: (other if name.startswith(last) else one).tensors[name] for name in one.tensors}
-    made = FirstMlpPatches({"steps": 0}).reconstruct(
+    made = FirstMlpPatches({"steps": 0}).run(
         [Upload(mixed, "gradient", 1, 1, 0, "weights")], model, ThreatModel(), generator=generator
     )[0]
     assert made.diagnostics["tokens_certified"] == 0
@@ -248,14 +245,14 @@ def test_what_does_not_come_apart_is_refused_with_the_numbers() -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_conformance(check: Callable[[Trial], None]) -> None:
+def test_conformance(check: Callable[[AttackTrial], None]) -> None:
     """Of the variant that needs no prior, which takes long where patches have far more values than dimensions."""
-    check(Trial(FirstMlpPatches({"steps": 0}), "deit_micro", gain=None, tolerance=0.05, patch_size=16))
+    check(AttackTrial(FirstMlpPatches({"steps": 0}), "deit_micro", gain=None, tolerance=0.05, patch_size=16))
 
 
 @pytest.mark.parametrize("name", ["first_mlp", "first_mlp_positions"])
 def test_the_variants_read_what_they_declare_and_refuse_what_they_cannot(name: str) -> None:
-    trial = Trial(ATTACKS.get(name)({"steps": 0}), "deit_micro", gain=None, tolerance=0.05, patch_size=16)
+    trial = AttackTrial(ATTACKS.get(name)({"steps": 0}), "deit_micro", gain=None, tolerance=0.05, patch_size=16)
     for check in CHECKS:
         if check.__name__.startswith(("reads", "refuses")):
             check(trial)

@@ -19,10 +19,10 @@ from flwr.compat.common.recorddict_compat import fitins_to_recorddict
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
-from fedmjp.clients.gate.ledger import Entry, GateLedger, epsilon_of
+from fedmjp.clients.gate.ledger import Entry, GateLedger, compose_epsilon
 from fedmjp.clients.gate.policy import Policy
 from fedmjp.clients.gate.reasons import Reason, RefusedError
-from fedmjp.clients.gate.watching import Watch
+from fedmjp.clients.gate.watching import TrainingWatch
 from fedmjp.clients.mods import UploadGate
 from fedmjp.defences.accounting import composed_epsilon
 from fedmjp.errors import ConfigError, DefenceError
@@ -171,7 +171,7 @@ def test_a_batch_of_eight_passes_and_the_ledger_says_what_of_labels_and_features
 def test_labels_of_all_batches_are_seen_and_pictures_of_the_first_ones() -> None:
     images, _ = batch_of(24)
     labels = [torch.full((24,), label) for label in range(4)]
-    with Watch().watching() as seen:
+    with TrainingWatch().watching() as seen:
         train(made("torchvision"), [(images, target) for target in labels])
     assert torch.equal(torch.cat(seen.labels), torch.cat(labels))
     assert [len(kept) for kept in (*seen.images, *seen.features)] == [24, 24, 24, 24]
@@ -403,7 +403,7 @@ def test_defended_uploads_leave_and_their_epsilon_composes_over_restarts(tmp_pat
             noise = torch.cat([(after[name] - before[name]).flatten() for name in before])
             assert float(noise.std()) == pytest.approx(2 * gate.policy.multiplier, rel=0.05)
     assert verdicts == ["defended", "defended", "refused"]
-    spent = epsilon_of(gate.ledger.entries(), 1e-5)
+    spent = compose_epsilon(gate.ledger.entries(), 1e-5)
     assert spent == pytest.approx(composed_epsilon(gate.policy.multiplier, 1e-5, 2), rel=1e-6)
 
 

@@ -10,21 +10,21 @@ from torch import Tensor
 
 import fedmjp.attacks.gauss_newton.residuals
 from fedmjp.attacks.base import picture
-from fedmjp.attacks.first_mlp.equations import Equations
-from fedmjp.attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, class_token
+from fedmjp.attacks.first_block.block import FC1_WEIGHT, FC2_WEIGHT, first_block, linear_of
+from fedmjp.attacks.first_block.equations import TokenEquations
+from fedmjp.attacks.first_block.tokens import class_token
 from fedmjp.attacks.gauss_newton.attack import GaussNewton
-from fedmjp.attacks.gauss_newton.factors import Factored
+from fedmjp.attacks.gauss_newton.factors import FactoredModel
 from fedmjp.attacks.gauss_newton.levenberg import jacobian, minimise
-from fedmjp.attacks.gauss_newton.refined import Places
+from fedmjp.attacks.gauss_newton.refined import PlaceEquations
 from fedmjp.attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors
 from fedmjp.attacks.gauss_newton.space import OpenSpace
-from fedmjp.attacks.gauss_newton.tokens import Sorted, by_tokens
+from fedmjp.attacks.gauss_newton.tokens import TokenSorter, by_tokens
 from fedmjp.attacks.labels import labels_of
 from fedmjp.attacks.mjp.affine import of_one_upload
 from fedmjp.attacks.mjp.facts import linear_facts
 from fedmjp.attacks.mjp.prior import MjpPrior
-from fedmjp.attacks.mjp.span.block import first_block, linear_of
-from fedmjp.attacks.testing import CHECKS, Trial
+from fedmjp.attacks.testing import CHECKS, AttackTrial
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import select_for
 from fedmjp.metrics import metric
@@ -68,14 +68,14 @@ class Case:
     def made(self, upload: Upload | None = None, **options: int) -> Reconstruction:
         generator = torch.Generator().manual_seed(0)
         attack, uploads = GaussNewton(options), [upload or self.upload]
-        return attack.reconstruct(uploads, self.model, self.threat, generator=generator)[0]
+        return attack.run(uploads, self.model, self.threat, generator=generator)[0]
 
     def problem(self) -> tuple[OpenSpace, Residuals]:
         facts = linear_facts(self.upload, self.model)
         affine = of_one_upload(facts)
         targets = {name: self.upload.tensors[name].double() for name in compared_tensors(self.model)}
         labels, generator = torch.tensor(labels_of(self.upload, self.model, self.threat)), torch.Generator()
-        factored = Factored(self.model, compared_layers(self.model), label_smoothing=0)
+        factored = FactoredModel(self.model, compared_layers(self.model), label_smoothing=0)
         residuals = Residuals(factored, targets, labels, facts.mask, affine.basis, generator=generator)
         return OpenSpace.of(affine, self.model), residuals
 
@@ -109,7 +109,7 @@ def test_a_single_upload_of_mjp_is_solved_and_certified(masked: Case) -> None:
     made = masked.made()
     assert masked.psnr(made) >= EXACT
     assert made.diagnostics["content_certified"] == 1
-    prior = MjpPrior().reconstruct([masked.upload], masked.model, masked.threat, generator=torch.Generator())[0]
+    prior = MjpPrior().run([masked.upload], masked.model, masked.threat, generator=torch.Generator())[0]
     assert masked.psnr(prior) < EXACT - 5, "the linear facts alone are not enough"
 
 
@@ -135,12 +135,12 @@ def test_the_first_mlp_states_the_pictures_of_a_batch_one_by_one(pictures: int, 
 def test_a_token_that_was_missed_is_found_by_the_other_tokens_of_its_picture(batch: Case) -> None:
     model, affine = batch.model, of_one_upload(linear_facts(batch.upload, batch.model))
     first, second = (batch.upload.tensors[name].double() for name in (FC1_WEIGHT, FC2_WEIGHT))
-    equations = Equations(first_block(model), linear_of(model, "0.mlp.fc2"), first, second, 2 * 5)
-    tokens = Sorted(affine, model)
-    places = Places(equations, class_token(model), tokens.still, tokens.moves)
+    equations = TokenEquations(first_block(model), linear_of(model, "0.mlp.fc2"), first, second, 2 * 5)
+    tokens = TokenSorter(affine, model)
+    places = PlaceEquations(equations, class_token(model), tokens.still, tokens.moves)
     for clean in batch.private.clean.double():
         patches = to_patches((clean[None] - model.mean) / model.std, model.patch_size)[0]
-        true = (patches - affine.known) @ affine.basis.mT
+        true = (patches - affine.fixed) @ affine.basis.mT
         missed = true.clone()
         missed[1] = 0
         assert (places.refined(missed) - true).norm() <= 1e-2 * true.norm()
@@ -219,8 +219,8 @@ def test_every_picture_of_the_space_agrees_with_the_facts(masked: Case, generato
     space, _ = masked.problem()
     affine = of_one_upload(linear_facts(masked.upload, masked.model))
     (patches,) = space.patches(torch.randn(space.root.shape[1], generator=generator, dtype=torch.float64))
-    assert torch.allclose(patches - patches @ affine.basis.mT @ affine.basis, affine.known, atol=1e-9)
-    assert space.root.shape[1] == len(affine.known) * len(affine.basis)
+    assert torch.allclose(patches - patches @ affine.basis.mT @ affine.basis, affine.fixed, atol=1e-9)
+    assert space.root.shape[1] == len(affine.fixed) * len(affine.basis)
 
 
 def test_gradients_of_smoothed_labels_are_those_of_the_picture() -> None:
@@ -229,7 +229,7 @@ def test_gradients_of_smoothed_labels_are_those_of_the_picture() -> None:
         scenario = Scenario.parse({"model": TINY, "label_smoothing": smoothing})
         model, pictures = build_vit(scenario.network), select_for(scenario)
         upload = scenario.exchange([pictures.load(pictures.entries[0])], model=model).upload
-        (made,) = GaussNewton().reconstruct([upload], model, scenario.threat, generator=torch.Generator())
+        (made,) = GaussNewton().run([upload], model, scenario.threat, generator=torch.Generator())
         residuals.append(made.diagnostics["residual"])
     assert residuals[1] < 3 * residuals[0]
 
@@ -269,4 +269,4 @@ def test_what_it_cannot_solve_is_refused_with_the_number(model: dict[str, object
 # With a mask, 64 patches leave a thousand unknowns open, which takes minutes: the first check would solve two.
 @pytest.mark.parametrize("check", CHECKS[1:], ids=lambda check: check.__name__)
 def test_conformance(check) -> None:
-    check(Trial(GaussNewton(QUICK["gauss_newton"]), model="deit_tiny"))
+    check(AttackTrial(GaussNewton(QUICK["gauss_newton"]), model="deit_tiny"))

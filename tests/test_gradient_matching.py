@@ -107,7 +107,7 @@ def attacked(
     threat = threat_of(images, **values)
     upload = upload_of(model, batch_of(images, masked), threat)
     generator = torch.Generator().manual_seed(seed)
-    return GradientMatching(options).reconstruct([upload], model, threat, generator=generator)[0]
+    return GradientMatching(options).run([upload], model, threat, generator=generator)[0]
 
 
 def psnr(made: Tensor, truth: Tensor) -> float:
@@ -239,7 +239,7 @@ class Truth:
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> None:
         return None
 
-    def reconstruct(self, uploads: Any, model: Any, threat: Any, *, generator: Any) -> list[Reconstruction]:
+    def run(self, uploads: Any, model: Any, threat: Any, *, generator: Any) -> list[Reconstruction]:
         return [Reconstruction(self.images) for _ in uploads]
 
 
@@ -353,7 +353,7 @@ def test_progress_counts_the_iterations_of_all_searches(pictures: Tensor) -> Non
     attack.on_progress = lambda *step: seen.append(step)
     model, threat = blocks(1), ThreatModel()
     upload = upload_of(model, batch_of(pictures[:1]), threat)
-    attack.reconstruct([upload], model, threat, generator=torch.Generator().manual_seed(0))
+    attack.run([upload], model, threat, generator=torch.Generator().manual_seed(0))
     assert [step[:2] for step in seen] == [(done, 6) for done in range(1, 7)]
 
 
@@ -365,7 +365,7 @@ def test_it_recovers_the_picture_behind_a_whole_model(undefended: VitClassifier,
     image = open_source("bundled", size=64, classes=1000).load("rocket").image[None]
     upload = upload_of(undefended, batch_of(image), threat)
     attack = GradientMatching({"iterations": 100, "step_size": 0.03})
-    made = attack.reconstruct([upload], undefended, threat, generator=torch.Generator().manual_seed(0))[0]
+    made = attack.run([upload], undefended, threat, generator=torch.Generator().manual_seed(0))[0]
     assert psnr(made.images, image) > psnr(torch.full_like(image, LEVEL), image) + 5
 
 
@@ -413,7 +413,7 @@ def test_the_mask_is_read_through_noise(noise: float, pictures: Tensor, monkeypa
     threat = threat_of(batch.clean, defences=f"gaussian:noise={noise}")
     upload = protected(upload_of(model, batch, threat), model, threat)
     assert bool((upload.tensors[names.POSITION_EMBEDDING] != 0).all()), "no row is empty"
-    GradientMatching(FAST).reconstruct([upload], model, threat, generator=torch.Generator())
+    GradientMatching(FAST).run([upload], model, threat, generator=torch.Generator())
     assert torch.equal(losses[0]._mask, batch.mask[None])
     assert torch.equal(losses[0]._visible[..., 0], ~batch.mask)
 
@@ -423,7 +423,7 @@ def test_where_noise_hides_the_mask_matching_fails_and_says_so(pictures: Tensor)
     threat = threat_of(batch.clean, defences="gaussian:noise=0.3")
     upload = protected(upload_of(model, batch, threat), model, threat)
     with pytest.raises(AttackFailedError, match="masked"):
-        GradientMatching(FAST).reconstruct([upload], model, threat, generator=torch.Generator())
+        GradientMatching(FAST).run([upload], model, threat, generator=torch.Generator())
 
 
 def test_a_mask_that_is_not_read_is_a_caveat(defended: VitClassifier, undefended: VitClassifier) -> None:
@@ -440,8 +440,8 @@ def test_results_are_repeatable_and_independent_of_neighbours(options: Option, p
     before = copy.deepcopy([dict(upload.tensors) for upload in uploads])
     weights = copy.deepcopy(model.state_dict())
     attack = GradientMatching({**FAST, "parallel": 3, **options})
-    runs = [attack.reconstruct(uploads, model, threat, generator=torch.Generator().manual_seed(1)) for _ in range(2)]
-    alone = attack.reconstruct(uploads[1:2], model, threat, generator=torch.Generator().manual_seed(1))
+    runs = [attack.run(uploads, model, threat, generator=torch.Generator().manual_seed(1)) for _ in range(2)]
+    alone = attack.run(uploads[1:2], model, threat, generator=torch.Generator().manual_seed(1))
     for first, second in zip(*runs, strict=True):
         assert torch.equal(first.images, second.images)
     assert torch.allclose(alone[0].images, runs[0][1].images, atol=1e-5)
@@ -465,10 +465,7 @@ def test_gradients_too_small_to_be_squared_are_matched(pictures: Tensor) -> None
     upload = upload_of(model, batch_of(pictures[:1]), threat)
     tiny = Upload({n: t.double() * 1e-28 for n, t in upload.tensors.items()}, "gradient", 1, 1, 0, "weights", (0,))
     attack = GradientMatching({"iterations": 20})
-    made = [
-        attack.reconstruct([each], model, threat, generator=torch.Generator().manual_seed(0))[0]
-        for each in (upload, tiny)
-    ]
+    made = [attack.run([each], model, threat, generator=torch.Generator().manual_seed(0))[0] for each in (upload, tiny)]
     assert torch.allclose(made[0].images, made[1].images, atol=1e-2)
 
 
@@ -514,7 +511,7 @@ def test_what_does_not_apply_is_refused(pictures: Tensor) -> None:
     upload = upload_of(model, batch_of(pictures[:1]), threat)
     empty = Upload({n: t * 0 for n, t in upload.tensors.items()}, "gradient", 1, 1, 0, "weights")
     with pytest.raises(AttackNotApplicableError, match="all zero"):
-        GradientMatching().reconstruct([empty], model, threat, generator=torch.Generator())
+        GradientMatching().run([empty], model, threat, generator=torch.Generator())
 
 
 def test_the_patch_prior_needs_statistics_for_the_size() -> None:
@@ -532,7 +529,6 @@ def test_only_declared_tensors_are_read(pictures: Tensor) -> None:
     assert len(kept) < 10
     reduced = Upload(kept, upload.kind, 1, 1, 0, "weights")
     full, partial = (
-        attack.reconstruct([each], model, threat, generator=torch.Generator().manual_seed(0))[0]
-        for each in (upload, reduced)
+        attack.run([each], model, threat, generator=torch.Generator().manual_seed(0))[0] for each in (upload, reduced)
     )
     assert torch.equal(full.images, partial.images)

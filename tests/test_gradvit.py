@@ -15,7 +15,7 @@ from fedmjp.attacks.batch_norm_prior import batch_norm_prior
 from fedmjp.attacks.gradvit import GradVit, GradVitLoss, GradVitOptions, descend, seams, smoothness
 from fedmjp.attacks.matching_gradients import PerCandidateGradients
 from fedmjp.attacks.matching_loss import Job
-from fedmjp.attacks.testing import CHECKS, Trial
+from fedmjp.attacks.testing import CHECKS, AttackTrial
 from fedmjp.errors import AttackNotApplicableError, ConfigError
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.threat import ThreatModel
@@ -107,7 +107,7 @@ def test_it_ends_where_every_candidate_diverged() -> None:
 
 
 def test_it_keeps_the_contract() -> None:
-    trial = Trial(GradVit({"iterations": 2}), "deit_micro", gain=None)
+    trial = AttackTrial(GradVit({"iterations": 2}), "deit_micro", gain=None)
     for check in CHECKS:
         check(trial)
 

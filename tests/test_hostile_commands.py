@@ -16,9 +16,8 @@ from fedmjp.cli import main
 
 SECONDS = 20  # in which each must have ended
 BEGINS = (
-    "fedmjp.benchmarks.running.engine.Engine.run", "fedmjp.benchmarks.federation.simulation.run_app",
+    "fedmjp.benchmarks.running.runner.run_experiment", "fedmjp.benchmarks.federation.simulation.run_app",
     "fedmjp.benchmarks.federation.training.run_app", "fedmjp.benchmarks.running.runner.run_campaign",
-    "fedmjp.benchmarks.running.estimate.estimate",
     "fedmjp.training.central.train", "fedmjp.evaluation.consistency.measure",
 )  # fmt: skip
 CAMPAIGN = """
@@ -358,8 +357,8 @@ campaign run {campaign} --weights deit_tiny
 campaign run {campaign} --weights nothing={text}
 campaign run {campaign} --workers -1
 campaign run {campaign} --device x
-campaign estimate {missing}
-campaign estimate {campaign} data.pictures=0
+campaign run {missing} --dry
+campaign run {campaign} --dry data.pictures=0
 campaign status {missing}
 campaign status {file}
 campaign status {folder}
@@ -436,7 +435,7 @@ evaluate --data "" --weights {text} --model name=deit_tiny
 campaign run {campaign} workers=2
 campaign run {campaign} --weights deit_tiny={text} --weights deit_tiny={text}
 campaign run {campaign} name=
-campaign estimate {campaign} seeds=x
+campaign run {campaign} --dry seeds=x
 campaign run {campaign} data.seed=-1
 campaign run {campaign} data.name=[1]
 campaign run {campaign} "shared={{nothing: 1}}"

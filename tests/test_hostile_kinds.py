@@ -5,8 +5,11 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
-from fedmjp.benchmarks.studies.hostile_kinds import KINDS, LATE, Situation, update_of
 from fedmjp.wire import ARRAYS, EXAMPLES, METRICS
+from tests.studies import load_study
+
+study = load_study("hostile_clients/study.py")
+KINDS, LATE, Situation, update_of = study.KINDS, study.LATE, study.Situation, study.update_of
 
 HONEST = np.random.default_rng(0).normal(size=(10, 5)).astype(np.float32)
 

@@ -18,10 +18,9 @@ import pytest
 import torch
 
 from fedmjp.benchmarks.federation.guard import MODULE, PREFIX, SUPEREXEC, end_abandoned
-from fedmjp.benchmarks.folder.pictures import save_png
-from fedmjp.benchmarks.plan.experiment import Plan
-from fedmjp.benchmarks.running.runner import run_local
-from fedmjp.benchmarks.running.workers import Setup
+from fedmjp.benchmarks.folder.pictures import png_of, save_png
+from fedmjp.benchmarks.plan.trial_plan import TrialPlan
+from fedmjp.benchmarks.running.runner import Setup, run_local
 from fedmjp.errors import FedmjpError, StoreError
 from fedmjp.files import PARTIAL
 from tests.experiments import Told, files, moved, rows, small_campaign
@@ -51,7 +50,7 @@ class Announced(Told):
         super().trials(done)
 
 
-def work(plan: Plan, setup: Setup, workers: int, line: "Connection[object, object]", largest_file: int) -> None:
+def work(plan: TrialPlan, setup: Setup, workers: int, line: "Connection[object, object]", largest_file: int) -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if largest_file:
@@ -68,7 +67,7 @@ def work(plan: Plan, setup: Setup, workers: int, line: "Connection[object, objec
 class Run:
     """A run in a process of its own, which has announced its work."""
 
-    def __init__(self, plan: Plan, setup: Setup, *, workers: int = 1, largest_file: int = 0) -> None:
+    def __init__(self, plan: TrialPlan, setup: Setup, *, workers: int = 1, largest_file: int = 0) -> None:
         forkserver.ensure_running()  # which outlives the run
         before = descendants()
         self.line, there = CONTEXT.Pipe()
@@ -100,7 +99,7 @@ def descendants() -> set[psutil.Process]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Setup]:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrialPlan, Setup]:
     plan, setup = small_campaign(tmp_path_factory.mktemp("uninterrupted"))
     run_local(plan, setup, workers=1, progress=Told())
     return plan, setup
@@ -109,7 +108,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Setup
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "kills"), [(1, KILLS), (2, KILLS_OF_TWO)])
 def test_kill_9_at_random_moments_changes_nothing(
-    tmp_path: Path, uninterrupted: tuple[Plan, Setup], workers: int, kills: int
+    tmp_path: Path, uninterrupted: tuple[TrialPlan, Setup], workers: int, kills: int
 ) -> None:
     plan, setup = uninterrupted[0], moved(uninterrupted[1], tmp_path)
     chance = random.Random(workers)
@@ -134,7 +133,9 @@ def test_kill_9_at_random_moments_changes_nothing(
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_all_processes_quickly_and_keeps_rows(tmp_path: Path, uninterrupted: tuple[Plan, Setup]) -> None:
+def test_ctrl_c_ends_all_processes_quickly_and_keeps_rows(
+    tmp_path: Path, uninterrupted: tuple[TrialPlan, Setup]
+) -> None:
     plan, setup = uninterrupted[0], moved(uninterrupted[1], tmp_path)
     run = Run(plan, setup, workers=2)
     assert run.line.recv() == FIRST
@@ -142,11 +143,11 @@ def test_ctrl_c_ends_all_processes_quickly_and_keeps_rows(tmp_path: Path, uninte
     assert not run.end(signal.SIGINT)
     assert time.monotonic() - began < 10
     assert run.line.recv() == "interrupted"
-    assert 0 < len(rows(plan, setup)) < len(plan.trials)
+    assert 0 < len(rows(plan, setup)) < len(plan.tasks)
 
 
 def test_a_full_disk_ends_the_run_in_one_line_and_the_next_goes_on(
-    tmp_path: Path, uninterrupted: tuple[Plan, Setup]
+    tmp_path: Path, uninterrupted: tuple[TrialPlan, Setup]
 ) -> None:
     plan, setup = uninterrupted[0], moved(uninterrupted[1], tmp_path)
     run = Run(plan, setup, largest_file=BYTES)
@@ -158,7 +159,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_next_goes_on(
     assert "finished trials are kept" in str(error)
     assert "\n" not in str(error)
     finished = rows(plan, setup)
-    assert 0 < len(finished) < len(plan.trials)
+    assert 0 < len(finished) < len(plan.tasks)
     assert {row["status"] for row in finished.values()} == {"ok"}
     run_local(plan, setup, workers=1, progress=Told())
     assert rows(plan, setup) == rows(*uninterrupted)
@@ -168,7 +169,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_next_goes_on(
 def save_on_a_full_disk(path: Path, line: "Connection[object, object]") -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
     try:
-        save_png(torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0)), path)
+        save_png(png_of(torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(0))), path)
     except FedmjpError as error:
         line.send(str(error))
 
@@ -183,7 +184,9 @@ def test_a_picture_on_a_full_disk_is_whole_or_absent(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_what_a_killed_run_left_half_written_is_cleaned_up(tmp_path: Path, uninterrupted: tuple[Plan, Setup]) -> None:
+def test_what_a_killed_run_left_half_written_is_cleaned_up(
+    tmp_path: Path, uninterrupted: tuple[TrialPlan, Setup]
+) -> None:
     plan, setup = uninterrupted[0], moved(uninterrupted[1], tmp_path)
     root = setup.output.pictures
     (root / "cell").mkdir(parents=True)

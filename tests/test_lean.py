@@ -1,4 +1,4 @@
-"""Imports without torch where nothing is computed, and without its compiler where that works."""
+"""Commands that compute nothing start without torch, workers and clients without scipy."""
 
 import subprocess
 import sys
@@ -7,30 +7,10 @@ from pathlib import Path
 import pytest
 from matplotlib import font_manager  # noqa: F401 (makes its cache: a command that does would say so)
 
-LEAN = """
+WORKERS = """
 import sys
-from fedmjp.models.build import blueprint
-from fedmjp.scenario import Scenario
-blueprint(Scenario(model="deit_micro").network)
 import fedmjp.benchmarks.running.ray_workers
 import fedmjp.clients.app
-print(*sys.modules)
-"""
-# As in a release of timm or torchvision that asks the compiler for what the placeholder does not have.
-LACKING = """
-import sys, types
-from pathlib import Path
-import torch, fedmjp
-text = (Path(fedmjp.__file__).parent / "lean.py").read_text()
-lacking = text.replace('vars(stubs[COMPILER])["disable"] = _disable', "pass")
-assert lacking != text
-module = sys.modules["fedmjp.lean"] = types.ModuleType("fedmjp.lean")
-exec(lacking, vars(module))
-import torchvision.transforms.v2 as v2
-from fedmjp.models.build import build_vit
-from fedmjp.scenario import Scenario
-model = build_vit(Scenario(model="deit_micro").network)
-assert v2.Resize(4)(torch.zeros(1, 3, 8, 8)).shape == (1, 3, 4, 4)
 print(*sys.modules)
 """
 
@@ -42,17 +22,8 @@ def modules(code: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def imported() -> set[str]:
-    """By what plans, by a worker of a campaign and by a client."""
-    return modules(LEAN)
-
-
-def test_the_compiler_is_not_imported_where_nothing_is_compiled(imported: set[str]) -> None:
-    assert {"torch", "timm"} <= imported
-    assert "torch._dynamo" not in imported
-
-
-def test_the_compiler_is_imported_where_a_release_needs_it() -> None:
-    assert "torch._dynamo" in modules(LACKING)
+    """By a worker of a campaign and by a client."""
+    return modules(WORKERS)
 
 
 def test_workers_and_clients_start_without_scipy_which_few_of_them_need(imported: set[str]) -> None:
@@ -101,7 +72,7 @@ def require_success(folder: Path, forbidden: str, command: str) -> None:
         ["weights"],
         ["compare run"],
         ["gate show gate.jsonl"],
-        ["deploy init hospital --sites north", "deploy down hospital"],
+        ["deploy init hospital --sites north"],
         *([f"list {kind}"] for kind in ("attacks", "defences", "servers", "models", "metrics", "models deit_small")),
     ],
     ids=" ".join,

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.linear_systems import Gaussian, minimum_norm, positive_solution
+from fedmjp.attacks.linear_systems import GaussianPrior, minimum_norm, positive_solution
 
 
 def by_pseudo_inverse(rows: Tensor, right: Tensor) -> Tensor:
@@ -40,5 +40,5 @@ def test_positive_systems_are_solved_and_those_that_rounding_made_indefinite(gen
 def test_a_precision_is_the_pseudo_inverse_of_the_covariance(rank: int, generator: torch.Generator) -> None:
     root = torch.randn(9, rank, generator=generator, dtype=torch.float64)
     expected = np.linalg.pinv((root @ root.T).numpy(), rcond=1e-13, hermitian=True)
-    found = Gaussian(torch.zeros(9, dtype=torch.float64), root @ root.T).precision
+    found = GaussianPrior(torch.zeros(9, dtype=torch.float64), root @ root.T).precision
     torch.testing.assert_close(found, torch.from_numpy(expected), rtol=1e-8, atol=1e-8)

@@ -24,7 +24,6 @@ from fedmjp.data.loading import (
     _join,
     epoch_order,
     evaluation_batches,
-    refuse,
     steps_per_epoch,
     training_epochs,
 )
@@ -300,7 +299,7 @@ def test_a_part_of_a_batch_is_let_go_once_it_is_copied() -> None:
             yield given
             del given
 
-    batch = _join(parts(), 8, refuse)
+    batch = _join(parts(), 8, pytest.fail)
     assert batch.images[:, 0, 0, 0].tolist() == [0, 0, 1, 1, 2, 2], "two pictures could not be read"
     assert batch.labels.tolist() == list(batch.indices) == [0, 0, 1, 1, 2, 2]
     assert batch.places == (0, 1, 2, 3, 4, 5)

@@ -13,7 +13,7 @@ from fedmjp.data.selection import select_for
 from fedmjp.defences import DEFENCES
 from fedmjp.defences.gaussian import Gaussian
 from fedmjp.errors import AttackFailedError
-from fedmjp.exchange import private_of
+from fedmjp.exchange import prepare_private
 from fedmjp.models import names
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
@@ -41,7 +41,7 @@ def made(model: str, size: int, ratio: float, count: int) -> tuple[VitClassifier
     sizes = {"name": model, "image_size": size, "patch_size": SIZES[size]}
     scenario = Scenario.parse({"model": sizes, "defences": f"mjp:mask_ratio={ratio}", "clients": count})
     network, selection = build_vit(scenario.network), select_for(scenario)
-    batches = [private_of(scenario, [selection.load(entry)], 0) for entry in selection.entries]
+    batches = [prepare_private(scenario, [selection.load(entry)], 0) for entry in selection.entries]
     tensors = entrance_gradients(network, batches, [names.POSITION_EMBEDDING])
     pairs = zip(tensors, batches, strict=True)
     return network, [(Upload(each, "gradient", 1, 1, 0, "w"), batch.mask[0]) for each, batch in pairs]

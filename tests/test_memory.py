@@ -2,7 +2,7 @@
 
 import psutil
 
-from fedmjp.memory import return_free_memory
+from fedmjp.processes import return_free_memory
 
 PIECE, PIECES = 60_000, 2_000  # bytes: small enough that the C library keeps what is freed
 

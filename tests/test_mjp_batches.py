@@ -57,7 +57,7 @@ def attack(uploads: Sequence[Upload], model: VitClassifier) -> Reconstruction:
     given = [replace(uploads[0], others=tuple(uploads[1:]))]
     threat = ThreatModel(batch_size=uploads[0].num_examples)
     generator = torch.Generator().manual_seed(0)
-    return ATTACKS.get("mjp_intersection")().reconstruct(given, model, threat, generator=generator)[0]
+    return ATTACKS.get("mjp_intersection")().run(given, model, threat, generator=generator)[0]
 
 
 def psnr(made: Reconstruction, batch: PrivateBatch) -> list[float]:
@@ -81,7 +81,7 @@ def test_an_upload_states_every_picture_up_to_a_span(eight: Selection) -> None:
     assert torch.equal(facts.mask, mask)
     assert len(facts.basis) == 2 * 64 - int((~mask).sum())
     for each in patches:
-        assert (each - each @ facts.basis.mT @ facts.basis - facts.known).abs().max() < EXACT
+        assert (each - each @ facts.basis.mT @ facts.basis - facts.outside).abs().max() < EXACT
         assert (each[mask] @ facts.level - 1).abs().max() < EXACT
 
 
@@ -92,10 +92,10 @@ def test_where_each_picture_has_its_mask_what_is_stated_is_of_those_that_show_th
     patches = to_patches((batch.clean.double() - model.mean.double()) / model.std.double(), model.patch_size)
     for each, mask in zip(patches, batch.mask, strict=True):
         stated = each - each @ facts.basis.mT @ facts.basis
-        assert (stated - facts.known)[~mask].abs().max() < EXACT
+        assert (stated - facts.outside)[~mask].abs().max() < EXACT
         elsewhere = mask & ~facts.mask
         assert elsewhere.any()
-        assert (stated - facts.known)[elsewhere].abs().amax(dim=1).min() > 1e3 * EXACT
+        assert (stated - facts.outside)[elsewhere].abs().amax(dim=1).min() > 1e3 * EXACT
 
 
 @pytest.mark.parametrize("options", [{"one_mask": True}, {"mask_ratio": 0.0, "gradient_of": Picture.CLEAN}], ids=str)

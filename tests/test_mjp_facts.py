@@ -63,7 +63,7 @@ def test_facts_hold_for_the_clean_picture_at_the_true_places(pictures: Selection
     # The span, against an independent one from the private patches themselves.
     span = torch.linalg.svd(patches[mask], full_matrices=False).Vh
     assert torch.linalg.matrix_norm(facts.basis.mT @ facts.basis - span.mT @ span) < EXACT
-    assert (outside_of(facts, patches) - facts.known).abs().max() < EXACT
+    assert (outside_of(facts, patches) - facts.outside).abs().max() < EXACT
     assert (patches[mask] @ facts.level - 1).abs().max() < EXACT
     # Along the level nothing is open, of visible patches either.
     assert len(facts.open) == len(facts.basis) - 1
@@ -76,7 +76,7 @@ def test_facts_hold_for_a_weight_delta_of_several_steps(pictures: Selection) -> 
     upload = Upload(delta(model, wide, steps=3, learning_rate=0.01), "delta", 1, 1, 0, "weights")
     facts, patches = linear_facts(upload, model), true_patches(model, batch)
     assert torch.equal(facts.mask, batch.mask[0])
-    assert (outside_of(facts, patches) - facts.known).abs().max() < EXACT
+    assert (outside_of(facts, patches) - facts.outside).abs().max() < EXACT
     assert (patches[batch.mask[0]] @ facts.level - 1).abs().max() < EXACT
 
 
@@ -85,7 +85,7 @@ def test_without_a_mask_the_facts_are_the_picture(pictures: Selection) -> None:
     facts = linear_facts(in_double(model, batch), model)
     assert not facts.mask.any()
     assert facts.basis.shape == (0, 192)
-    assert (facts.known - true_patches(model, batch)).abs().max() < EXACT
+    assert (facts.outside - true_patches(model, batch)).abs().max() < EXACT
 
 
 @pytest.mark.parametrize("uploads", [2, 3])
@@ -103,7 +103,7 @@ def test_several_uploads_leave_open_the_differences_of_what_all_masked(pictures:
     assert len(affine.basis) == int(always.sum()) - 1 > 0
     differences = patches[always] - patches[always][0]
     assert (differences - differences @ affine.basis.mT @ affine.basis).abs().max() < EXACT
-    assert (patches - patches @ affine.basis.mT @ affine.basis - affine.known).abs().max() < EXACT
+    assert (patches - patches @ affine.basis.mT @ affine.basis - affine.fixed).abs().max() < EXACT
 
 
 @pytest.mark.parametrize("index", range(4))
@@ -136,7 +136,7 @@ def test_equal_patches_do_no_harm(defended: VitClassifier, pictures: Selection) 
     batch = PrivateBatch(**{**vars(batch), "clean": sky, "shuffled": sky})
     facts = linear_facts(in_double(small_model(defence="mjp"), batch), defended)
     patches = true_patches(defended, batch)
-    assert (outside_of(facts, patches) - facts.known).abs().max() < EXACT
+    assert (outside_of(facts, patches) - facts.outside).abs().max() < EXACT
 
 
 def test_an_upload_with_every_patch_masked_states_nothing(defended: VitClassifier, pictures: Selection) -> None:

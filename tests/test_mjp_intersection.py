@@ -8,7 +8,7 @@ import torch
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.mjp.linking import same_but_for_noise
-from fedmjp.attacks.testing import CHECKS, Trial
+from fedmjp.attacks.testing import CHECKS, AttackTrial
 from fedmjp.data.selection import Selection, select_for
 from fedmjp.metrics import METRICS
 from fedmjp.models.build import build_vit
@@ -35,7 +35,7 @@ def attack(uploads: list[Upload], model: VitClassifier, threat: ThreatModel | No
     """Attack the first upload, the others being kept beside it."""
     generator = torch.Generator().manual_seed(0)
     given = [replace(uploads[0], others=tuple(uploads[1:]))]
-    made = ATTACKS.get("mjp_intersection")().reconstruct(given, model, threat or ThreatModel(), generator=generator)
+    made = ATTACKS.get("mjp_intersection")().run(given, model, threat or ThreatModel(), generator=generator)
     return made[0]
 
 
@@ -44,8 +44,8 @@ def psnr(made: Reconstruction, batch: PrivateBatch) -> float:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_conformance(check: Callable[[Trial], None]) -> None:
-    check(Trial(ATTACKS.get("mjp_intersection")(), "deit_tiny", gain=25.0))
+def test_conformance(check: Callable[[AttackTrial], None]) -> None:
+    check(AttackTrial(ATTACKS.get("mjp_intersection")(), "deit_tiny", gain=25.0))
 
 
 def test_a_picture_is_exact_once_every_patch_was_seen(pictures: Selection) -> None:

@@ -107,7 +107,7 @@ def unmasked(patches: Tensor, span: Tensor, generator: torch.Generator) -> Linea
     return LinearFacts(
         mask=torch.zeros(len(patches), dtype=torch.bool),
         basis=span,
-        known=known,
+        outside=known,
         level=torch.zeros(VALUES, dtype=torch.float64),
         contrast=1.0,
         open=span,

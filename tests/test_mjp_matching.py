@@ -7,7 +7,7 @@ from scipy.optimize import approx_fprime
 
 from fedmjp.attacks.mjp.facts import linear_facts
 from fedmjp.attacks.mjp.matching import MjpMatching, _Mismatch
-from fedmjp.attacks.testing import CHECKS, Trial
+from fedmjp.attacks.testing import CHECKS, AttackTrial
 from fedmjp.data.selection import Selection
 from fedmjp.errors import ConfigError
 from fedmjp.models.classifier import VitClassifier
@@ -36,7 +36,7 @@ def mismatch(defended: VitClassifier, upload: Upload) -> _Mismatch:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_conformance(check) -> None:
-    check(Trial(attack=MjpMatching({"iterations": 2}), model="deit_tiny"))
+    check(AttackTrial(attack=MjpMatching({"iterations": 2}), model="deit_tiny"))
 
 
 def test_the_clean_and_the_shuffled_picture_match(mismatch: _Mismatch, batch: PrivateBatch) -> None:
@@ -52,7 +52,7 @@ def test_any_coefficients_satisfy_the_facts(mismatch: _Mismatch, defended: VitCl
     random = np.random.default_rng(0).standard_normal((64, len(facts.open)))
     patches = mismatch.patches(random)
     outside = patches - (patches @ facts.basis.mT) @ facts.basis
-    assert torch.allclose(outside, facts.known - (facts.known @ facts.basis.mT) @ facts.basis, atol=1e-9)
+    assert torch.allclose(outside, facts.outside - (facts.outside @ facts.basis.mT) @ facts.basis, atol=1e-9)
     assert torch.allclose(patches[facts.mask] @ facts.level, torch.ones(1, dtype=torch.float64), atol=1e-6)
 
 
@@ -75,7 +75,7 @@ def test_the_search_comes_nearer_than_its_start(defended: VitClassifier, upload:
     attack = MjpMatching({"iterations": 4})
     seen: list[float] = []
     attack.on_progress = lambda done, total, loss: seen.append(loss)
-    made = attack.reconstruct([upload], defended, ThreatModel(), generator=torch.Generator().manual_seed(0))[0]
+    made = attack.run([upload], defended, ThreatModel(), generator=torch.Generator().manual_seed(0))[0]
     assert made.diagnostics["loss"] < made.diagnostics["loss_at_start"] / 2
     assert made.diagnostics["iterations"] == 4
     assert len(seen) == 5, "the start is told too"
@@ -83,7 +83,7 @@ def test_the_search_comes_nearer_than_its_start(defended: VitClassifier, upload:
 
 
 def test_a_budget_of_no_time_still_makes_one_step(defended: VitClassifier, upload: Upload) -> None:
-    made = MjpMatching({"seconds": 1e-3}).reconstruct(
+    made = MjpMatching({"seconds": 1e-3}).run(
         [upload], defended, ThreatModel(), generator=torch.Generator().manual_seed(0)
     )[0]
     assert made.diagnostics["iterations"] == 1

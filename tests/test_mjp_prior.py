@@ -8,12 +8,11 @@ from torch import Tensor
 
 from fedmjp.attacks.mjp.affine import AffinePatches, of_one_upload
 from fedmjp.attacks.mjp.choice import gradient_distance
-from fedmjp.attacks.mjp.closing import close
+from fedmjp.attacks.mjp.closing import close, flatten
 from fedmjp.attacks.mjp.facts import linear_facts
-from fedmjp.attacks.mjp.flattening import flatten
 from fedmjp.attacks.mjp.prior import MjpPrior
 from fedmjp.attacks.natural_pictures import NaturalPictures
-from fedmjp.attacks.patch_embedding import PatchEmbedding
+from fedmjp.attacks.patch_embedding import PatchEmbeddingAttack
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.errors import AttackNotApplicableError
@@ -54,19 +53,19 @@ def _dense(affine: AffinePatches, model: VitClassifier) -> Tensor:
     units = torch.eye(16 * 5, dtype=torch.float64).reshape(80, 16, 5)
     system = torch.stack([(_slope(unit @ affine.basis, model) @ affine.basis.mT).reshape(-1) for unit in units])
     mean = NaturalPictures.for_model(model).mean.double().repeat_interleave(64)
-    right = -(_slope(affine.known - mean, model) @ affine.basis.mT).reshape(-1)
+    right = -(_slope(affine.fixed - mean, model) @ affine.basis.mT).reshape(-1)
     return torch.linalg.solve(system, right).reshape(16, 5)
 
 
 def test_close_equals_the_dense_system(opened: AffinePatches, tiny: VitClassifier) -> None:
-    coefficients = (close(opened, tiny) - opened.known) @ opened.basis.mT
+    coefficients = (close(opened, tiny) - opened.fixed) @ opened.basis.mT
     expected = _dense(opened, tiny)
     assert (coefficients - expected).norm() < 5e-3 * expected.norm()
 
 
 def test_close_keeps_what_is_known(opened: AffinePatches, tiny: VitClassifier) -> None:
     closed = close(opened, tiny)
-    assert torch.allclose(closed - (closed @ opened.basis.mT) @ opened.basis, opened.known, atol=1e-12)
+    assert torch.allclose(closed - (closed @ opened.basis.mT) @ opened.basis, opened.fixed, atol=1e-12)
 
 
 def test_close_finds_a_picture_where_every_value_is_open(tiny: VitClassifier) -> None:
@@ -76,7 +75,7 @@ def test_close_finds_a_picture_where_every_value_is_open(tiny: VitClassifier) ->
 
 
 def test_close_returns_what_is_known_where_nothing_is_open(opened: AffinePatches, tiny: VitClassifier) -> None:
-    assert close(AffinePatches(opened.known, opened.basis[:0]), tiny) is opened.known
+    assert close(AffinePatches(opened.fixed, opened.basis[:0]), tiny) is opened.fixed
 
 
 def test_close_is_near_the_clean_picture(defended: VitClassifier, pictures: Selection) -> None:
@@ -86,7 +85,7 @@ def test_close_is_near_the_clean_picture(defended: VitClassifier, pictures: Sele
         facts = linear_facts(upload_of(defended, batch), defended)
         truth = to_patches((batch.clean - defended.mean) / defended.std, 8)[0].double()
         error = (close(of_one_upload(facts), defended) - truth).square().mean()
-        gained.append(float(10 * torch.log10((facts.known - truth).square().mean() / error)))
+        gained.append(float(10 * torch.log10((facts.outside - truth).square().mean() / error)))
     assert min(gained) > 1
     assert sum(gained) / 4 > 3
 
@@ -95,9 +94,7 @@ def test_mjp_prior_shows_the_clean_picture_of_a_shuffled_upload(
     defended: VitClassifier, pictures: Selection, threat: ThreatModel, generator: torch.Generator
 ) -> None:
     batches = [batch_of(pictures, Picture.SHUFFLED, index) for index in range(4)]
-    made = MjpPrior().reconstruct(
-        [upload_of(defended, batch) for batch in batches], defended, threat, generator=generator
-    )
+    made = MjpPrior().run([upload_of(defended, batch) for batch in batches], defended, threat, generator=generator)
     clean = torch.cat([batch.clean for batch in batches])
     shuffled = torch.cat([batch.shuffled for batch in batches])
     images = torch.cat([each.images for each in made])
@@ -116,15 +113,15 @@ def test_mjp_prior_is_patch_embedding_without_a_mask(
 ) -> None:
     upload = upload_of(undefended, batch_of(pictures, Picture.CLEAN))
     ours, theirs = (
-        attack.reconstruct([upload], undefended, threat, generator=generator)[0].images
-        for attack in (MjpPrior(), PatchEmbedding())
+        attack.run([upload], undefended, threat, generator=generator)[0].images
+        for attack in (MjpPrior(), PatchEmbeddingAttack())
     )
     assert torch.allclose(ours, theirs, atol=1e-6)
 
 
 def test_mjp_prior_refuses_batches(defended: VitClassifier, generator: torch.Generator) -> None:
     with pytest.raises(AttackNotApplicableError, match="uploads of one picture: of 2"):
-        MjpPrior().reconstruct([], defended, ThreatModel(batch_size=2), generator=generator)
+        MjpPrior().run([], defended, ThreatModel(batch_size=2), generator=generator)
 
 
 @pytest.mark.parametrize("squares", [0, 4])
@@ -137,7 +134,7 @@ def test_pictures_of_one_patch_over_and_over_leave_nothing_open(
     batch = batch_of(pictures, Picture.CLEAN)
     image = board.float().expand(1, 3, 64, 64).clone()
     upload = upload_of(defended, replace(batch, clean=image, shuffled=image))
-    made = MjpPrior().reconstruct([upload], defended, threat, generator=generator)[0]
+    made = MjpPrior().run([upload], defended, threat, generator=generator)[0]
     assert PSNR(made.images, image) > 50
 
 
@@ -165,7 +162,7 @@ def test_flatten_lets_edges_stand(defended: VitClassifier, pictures: Selection, 
     flat = flatten(affine, natural, defended)
     truth = to_patches((mosaic[None] - defended.mean) / defended.std, 8)[0].double()
     assert (flat - truth).norm() < 0.8 * (natural - truth).norm()
-    assert torch.allclose(flat - (flat @ affine.basis.mT) @ affine.basis, affine.known, atol=1e-9)
+    assert torch.allclose(flat - (flat @ affine.basis.mT) @ affine.basis, affine.fixed, atol=1e-9)
 
 
 def test_the_picture_itself_has_the_nearest_gradient(
@@ -185,8 +182,8 @@ def test_where_no_prior_explains_an_upload_the_naive_picture_may(
     rows = torch.arange(64) // 8
     upload, _ = _of(((rows[:, None] + rows) % 2).float().expand(3, 64, 64), defended, pictures)
     ours, naive = (
-        attack.reconstruct([upload], defended, threat, generator=generator)[0]
-        for attack in (MjpPrior(), PatchEmbedding())
+        attack.run([upload], defended, threat, generator=generator)[0]
+        for attack in (MjpPrior(), PatchEmbeddingAttack())
     )
     assert ours.diagnostics["closed_naive"] == 1
     assert torch.allclose(ours.images, naive.images, atol=1e-5)

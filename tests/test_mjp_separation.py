@@ -8,15 +8,15 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from fedmjp.attacks.mjp.span.apart import Apart
+from fedmjp.attacks.mjp.span.apart import SeparationMerit
 from fedmjp.attacks.mjp.span.counts import with_copies
-from fedmjp.attacks.mjp.span.equations import Known, attended
+from fedmjp.attacks.mjp.span.equations import PatchSet, attended
 from fedmjp.attacks.mjp.span.minimise import Steps, minimise
 from fedmjp.attacks.mjp.span.naturalness import Naturalness
-from fedmjp.attacks.mjp.span.search import Search
+from fedmjp.attacks.mjp.span.search import SpanSearch
 from fedmjp.attacks.mjp.span.separation import separate
 from fedmjp.attacks.mjp.span.tangents import directions_from
-from fedmjp.attacks.mjp.span.visible import IMPOSSIBLE, Visible
+from fedmjp.attacks.mjp.span.visible import IMPOSSIBLE, VisiblePatches
 from fedmjp.data.selection import Selection
 from fedmjp.patches import from_patches, to_patches
 from fedmjp.private import PrivateBatch
@@ -45,9 +45,9 @@ def kinds(count: int) -> Tensor:
     return torch.tensor([index if index < 3 else max(2 - index % 5, 0) for index in range(count)])
 
 
-def without(known: Known, *missing: int) -> Known:
+def without(known: PatchSet, *missing: int) -> PatchSet:
     kept = [row for row in range(len(known.masked)) if row not in missing]
-    return Known(known.places, known.visible, known.masked[kept])
+    return PatchSet(known.places, known.visible, known.masked[kept])
 
 
 def costs(of: Case, masked: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def costs(of: Case, masked: Tensor) -> Tensor:
 
 def test_only_the_missing_token_has_a_merit_of_nothing(repeated: Case) -> None:
     some, missing = without(repeated.truth, 0), repeated.truth.masked[:1]
-    apart = Apart.of(repeated.setup, some, attended(repeated.setup, repeated.truth))
+    apart = SeparationMerit.of(repeated.setup, some, attended(repeated.setup, repeated.truth))
     alike = some.masked[int((kinds(len(some.masked) + 1)[1:] == 0).nonzero()[0])][None]
     tried = torch.cat([missing, (missing + alike) / 2, (3 * missing + alike) / 4])
     merits = apart.value(costs(repeated, tried), tried, torch.arange(3))
@@ -76,7 +76,7 @@ def test_only_the_missing_token_has_a_merit_of_nothing(repeated: Case) -> None:
 def test_the_merits_gradient_is_that_of_autograd(repeated: Case, members: bool) -> None:
     setup, known = repeated.setup, repeated.truth if members else without(repeated.truth, 0, 5)
     with_attention = attended(setup, repeated.truth)
-    apart = Apart.of(setup, known, with_attention)
+    apart = SeparationMerit.of(setup, known, with_attention)
     apart = apart.among(known) if members else apart
     rows = torch.arange(3)
     at = repeated.truth.masked[:3] * 1.02
@@ -101,13 +101,13 @@ def test_the_merits_gradient_is_that_of_autograd(repeated: Case, members: bool) 
 def test_directions_beside_a_known_patch_lead_to_what_resembles_it(repeated: Case) -> None:
     alike = (kinds(len(repeated.truth.masked)) == 0).nonzero().flatten()
     some = without(repeated.truth, int(alike[1]))
-    apart = Apart.of(repeated.setup, some, attended(repeated.setup, repeated.truth))
+    apart = SeparationMerit.of(repeated.setup, some, attended(repeated.setup, repeated.truth))
     promise, directions = directions_from(repeated.setup, apart, some.masked[:1])
     way = repeated.truth.masked[alike[1]] - some.masked[0]
     others = (repeated.truth.masked[alike[2:]] - some.masked[0]).mT  # moving along these adds nothing
     assert promise[0, 0] < 0.1
     assert unreached(way, torch.cat([others, directions[0, :, :1]], dim=1)) < 0.4 * unreached(way, others)
-    complete = Apart.of(repeated.setup, repeated.truth, attended(repeated.setup, repeated.truth))
+    complete = SeparationMerit.of(repeated.setup, repeated.truth, attended(repeated.setup, repeated.truth))
     nothing, _ = directions_from(repeated.setup, complete, some.masked[:1])
     assert nothing[0, 0] > 0.9, "where nothing is missing, no direction leads anywhere"
 
@@ -120,7 +120,7 @@ def unreached(way: Tensor, columns: Tensor) -> float:
 def test_from_beside_a_known_patch_the_missing_one_is_met(repeated: Case) -> None:
     some, missing = without(repeated.truth, 0), repeated.truth.masked[0]
     with_attention = attended(repeated.setup, repeated.truth)
-    apart = Apart.of(repeated.setup, some, with_attention)
+    apart = SeparationMerit.of(repeated.setup, some, with_attention)
     anchor = some.masked[int((kinds(len(some.masked) + 1)[1:] == 0).nonzero()[0])]
     begun = (anchor + 0.3 * (missing - anchor))[None]
     ended = minimise(repeated.setup, begun, repeated.setup.hole[:1], with_attention, Steps(25), apart)
@@ -129,7 +129,7 @@ def test_from_beside_a_known_patch_the_missing_one_is_met(repeated: Case) -> Non
 
 def test_visible_patches_tell_how_often_a_masked_one_occurs(repeated: Case) -> None:
     which = kinds(len(repeated.truth.masked))
-    one_each = Known(repeated.truth.places, repeated.truth.visible, repeated.truth.masked[:3])
+    one_each = PatchSet(repeated.truth.places, repeated.truth.visible, repeated.truth.masked[:3])
     full = with_copies(repeated.setup, one_each)
     assert len(full.masked) == repeated.setup.unknowns
     nearest = torch.cdist(full.masked, one_each.masked).argmin(dim=1)
@@ -140,7 +140,7 @@ def test_all_are_told_apart_from_some_and_a_mixture(repeated: Case, generator: t
     setup, truth = repeated.setup, repeated.truth
     some = without(truth, *range(6, len(truth.masked), 2)).masked.clone()
     some[0] = (some[0] + some[3]) / 2
-    visible = Visible(
+    visible = VisiblePatches(
         truth.visible, torch.zeros_like(truth.visible[:, 0]), torch.ones(len(truth.visible), dtype=torch.bool)
     )
     naturalness = Naturalness.of(repeated.affine, repeated.model)
@@ -155,7 +155,7 @@ def test_all_are_told_apart_from_some_and_a_mixture(repeated: Case, generator: t
 def test_without_a_visible_patch_it_ends_with_what_is_finite(repeated: Case, generator: torch.Generator) -> None:
     truth, some = repeated.truth, without(repeated.truth, 0, 7).masked
     nothing = torch.zeros_like(truth.visible[:, 0])
-    visible = Visible(truth.visible, nothing, nothing > 0)
+    visible = VisiblePatches(truth.visible, nothing, nothing > 0)
     naturalness = Naturalness.of(repeated.affine, repeated.model)
     tokens = separate(repeated.setup, naturalness, visible, some, truth.visible, generator)
     assert len(tokens.masked)
@@ -173,7 +173,7 @@ def test_a_search_returns_no_patch_that_is_driven_away(
     naturalness = Naturalness.of(repeated.affine, repeated.model)
     hidden = 1 + setup.hole[3:6]
     stated = [row for row in range(1 + len(setup.mask)) if row not in hidden.tolist()]
-    search = Search(setup, naturalness, repeated.truth.visible, true_tokens(repeated)[stated], generator)
+    search = SpanSearch(setup, naturalness, repeated.truth.visible, true_tokens(repeated)[stated], generator)
     solution, found = search.go()
     assert found
     assert solution.coefficients.isfinite().all()
@@ -186,7 +186,7 @@ def test_what_no_picture_has_is_not_kept(repeated: Case, generator: torch.Genera
     some = torch.cat([1e3 * truth.masked[:2], truth.masked[2:6]])
     setup = replace(repeated.setup, until=0.0)  # time for one round of polishing, and none of starts
     nothing = torch.zeros_like(truth.visible[:, 0])
-    visible = Visible(truth.visible, nothing, nothing == 0)
+    visible = VisiblePatches(truth.visible, nothing, nothing == 0)
     masked = separate(
         setup, Naturalness.of(repeated.affine, repeated.model), visible, some, truth.visible, generator
     ).masked

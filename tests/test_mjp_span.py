@@ -16,14 +16,14 @@ from fedmjp.attacks.mjp.affine import AffinePatches
 from fedmjp.attacks.mjp.closing import close
 from fedmjp.attacks.mjp.facts import linear_facts
 from fedmjp.attacks.mjp.span.attack import MjpSpan, solve
-from fedmjp.attacks.mjp.span.certificate import Certificate, certify
-from fedmjp.attacks.mjp.span.equations import Equations, Known, attended, equations
+from fedmjp.attacks.mjp.span.certificate import SpanCertificate, certify
+from fedmjp.attacks.mjp.span.equations import PatchEquations, PatchSet, attended, equations
 from fedmjp.attacks.mjp.span.joint import solve_jointly
 from fedmjp.attacks.mjp.span.minimise import Steps, minimise
 from fedmjp.attacks.mjp.span.naturalness import Naturalness
-from fedmjp.attacks.mjp.span.search import Search
+from fedmjp.attacks.mjp.span.search import SpanSearch
 from fedmjp.attacks.mjp.span.tokens import settle, stated_tokens, suffice
-from fedmjp.attacks.testing import CHECKS, Trial
+from fedmjp.attacks.testing import CHECKS, AttackTrial
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.errors import AttackNotApplicableError
@@ -47,9 +47,9 @@ class Case:
     batch: PrivateBatch
     upload: Upload
     affine: AffinePatches
-    setup: Equations
+    setup: PatchEquations
     patches: Tensor
-    truth: Known
+    truth: PatchSet
 
 
 def case(pictures: Selection, *, wide: bool = False) -> Case:
@@ -70,8 +70,8 @@ def case_of(model: VitClassifier, batch: PrivateBatch, upload: Upload) -> Case:
     setup = equations(upload, facts, model)
     patches = to_patches((batch.clean.double() - model.mean) / model.std, model.patch_size)[0]
     coefficients = patches @ facts.basis.T
-    truth = Known(setup.visible, coefficients[setup.visible], coefficients[setup.hole])
-    return Case(model, batch, upload, AffinePatches(facts.known, facts.basis), setup, patches, truth)
+    truth = PatchSet(setup.visible, coefficients[setup.visible], coefficients[setup.hole])
+    return Case(model, batch, upload, AffinePatches(facts.outside, facts.basis), setup, patches, truth)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def usual(pictures: Selection) -> Case:
     return case(pictures)
 
 
-def residuals(setup: Equations, known: Known) -> Tensor:
+def residuals(setup: PatchEquations, known: PatchSet) -> Tensor:
     places = torch.cat([known.places, setup.hole])
     tokens = setup.tokens(torch.cat([known.visible, known.masked]), places)
     return setup.at(attended(setup, known)(tokens)).cost.sqrt()
@@ -164,7 +164,7 @@ def test_a_wrong_patch_is_not_certified(usual: Case) -> None:
     ("found", "median", "likely"), [(30, 5.0, True), (6, 5.0, False), (30, 40.0, False), (6, 1.1, True)]
 )
 def test_a_solution_is_likely_if_residuals_are_small_or_most_is_found(found: int, median: float, likely: bool) -> None:
-    certificate = Certificate(found=found, masked=52, median=median, largest=60.0, expected=0.01)
+    certificate = SpanCertificate(found=found, masked=52, median=median, largest=60.0, expected=0.01)
     assert certificate.likely == likely
     assert not certificate.holds
 
@@ -180,7 +180,7 @@ def test_a_certificate_says_nothing_of_the_order(usual: Case) -> None:
 def test_where_nothing_is_masked_there_is_no_certificate(pictures: Selection, threat: ThreatModel) -> None:
     model, batch = small_model(defence="mjp"), batch_of(pictures, Picture.CLEAN)
     batch = replace(batch, mask=torch.zeros_like(batch.mask))
-    made = MjpSpan().reconstruct([upload_of(model, batch)], model, threat, generator=torch.Generator())[0]
+    made = MjpSpan().run([upload_of(model, batch)], model, threat, generator=torch.Generator())[0]
     assert made.diagnostics.keys() == {"masked_patches", "expected_error", "seconds"}
     assert made.diagnostics["masked_patches"] == 0
     assert (made.images - batch.clean).abs().max() < made.diagnostics["expected_error"] * 10 < 0.1
@@ -241,7 +241,7 @@ def test_a_search_goes_on_where_no_visible_patch_is_solved(usual: Case, generato
     setup = replace(usual.setup, until=time.thread_time() + 60)
     start = usual.truth.visible
     of_all = true_tokens(usual)[: len(usual.setup.mask)]
-    search = Search(setup, naturalness, start, of_all, generator)
+    search = SpanSearch(setup, naturalness, start, of_all, generator)
     search.visible = replace(search.visible, good=torch.zeros_like(search.visible.good))
     search.masked, search.proofs = (zeros[torch.arange(2)] for zeros in (search.masked, search.proofs))
     solution, found = search.go()
@@ -254,7 +254,7 @@ def test_nine_of_ten_patches_masked_in_one_upload_hide_nothing_but_their_order(
 ) -> None:
     model, batch = small_model(defence="mjp"), batch_of(pictures, Picture.CLEAN, mask_ratio=0.9)
     upload = upload_of(model, batch)
-    made = MjpSpan().reconstruct([upload], model, threat, generator=torch.Generator().manual_seed(0))[0]
+    made = MjpSpan().run([upload], model, threat, generator=torch.Generator().manual_seed(0))[0]
     assert isinstance(made, Reconstruction)
     assert made.diagnostics["content_certified"] == 1
     recovered, true = (to_patches(images.double(), model.patch_size)[0] for images in (made.images, batch.clean))
@@ -274,17 +274,17 @@ def test_a_picture_is_solved_exactly_and_certified(usual: Case) -> None:
 
 
 def test_double_precision_hides_nothing(exact: Case, usual: Case, threat: ThreatModel) -> None:
-    made = MjpSpan({"seconds": 60}).reconstruct(
+    made = MjpSpan({"seconds": 60}).run(
         [exact.upload], usual.model, threat, generator=torch.Generator().manual_seed(0)
     )[0]
     assert made.diagnostics["content_certified"] == 1
 
 
 def test_without_time_the_answer_is_that_of_mjp_prior(usual: Case, threat: ThreatModel) -> None:
-    made = MjpSpan({"seconds": 1e-3}).reconstruct(
+    made = MjpSpan({"seconds": 1e-3}).run(
         [usual.upload], usual.model, threat, generator=torch.Generator().manual_seed(0)
     )[0]
-    prior = ATTACKS.get("mjp_prior")().reconstruct(
+    prior = ATTACKS.get("mjp_prior")().run(
         [usual.upload], usual.model, threat, generator=torch.Generator().manual_seed(0)
     )[0]
     assert made.diagnostics["content_certified"] == 0
@@ -301,13 +301,13 @@ def test_a_search_that_is_far_from_its_end_holds_its_limit(
     model, batch = small_model(defence="mjp"), batch_of(pictures, Picture.CLEAN, mask_ratio=0.9)
     upload, began = upload_of(model, batch), time.thread_time()
     attack = MjpSpan({"seconds": limit})
-    made = attack.reconstruct([upload], model, threat, generator=torch.Generator().manual_seed(0))[0]
+    made = attack.run([upload], model, threat, generator=torch.Generator().manual_seed(0))[0]
     assert made.diagnostics["seconds"] <= time.thread_time() - began < limit + 1.2
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_conformance(check: Callable[[Trial], None]) -> None:
-    check(Trial(MjpSpan({"seconds": 0.3}), "deit_tiny", gain=20.0))
+def test_conformance(check: Callable[[AttackTrial], None]) -> None:
+    check(AttackTrial(MjpSpan({"seconds": 0.3}), "deit_tiny", gain=20.0))
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_conformance(check: Callable[[Trial], None]) -> None:
 )
 def test_what_it_cannot_read_is_refused(threat: ThreatModel, reason: str) -> None:
     with pytest.raises(AttackNotApplicableError, match=reason):
-        MjpSpan().reconstruct([], small_model(defence="mjp"), threat, generator=torch.Generator())
+        MjpSpan().run([], small_model(defence="mjp"), threat, generator=torch.Generator())
 
 
 def test_another_first_block_is_refused(threat: ThreatModel) -> None:

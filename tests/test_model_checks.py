@@ -16,11 +16,11 @@ from fedmjp.clients.checks.base import ENOUGH, REMEMBERED
 from fedmjp.clients.checks.bins import ALONE, check_bins
 from fedmjp.clients.checks.disaggregation import SNR
 from fedmjp.clients.checks.movement import STEP, check_movement
-from fedmjp.clients.checks.parallel import directions_of, may_have_parallel_rows
+from fedmjp.clients.checks.parallel import may_have_parallel_rows, unit_rows
 from fedmjp.clients.checks.structure import check_structure
-from fedmjp.clients.checks.trace import trace_of
+from fedmjp.clients.checks.trace import trace_model
 from fedmjp.data.pictures import LabelledPicture
-from fedmjp.exchange import changed_weights
+from fedmjp.exchange import change_weights
 from fedmjp.models.build import build_vit, with_weights
 from fedmjp.records import weights_digest
 from fedmjp.scenario import Scenario
@@ -124,7 +124,7 @@ def test_norms_of_single_pictures_are_those_of_their_own_gradients() -> None:
     """Against torch's gradient of one picture after the other, convolutions and a layer used twice among them."""
     model = drawn(Mixed).eval()
     incoming = arriving(model)
-    trace = trace_of(incoming)
+    trace = trace_model(incoming)
     assert [layer.name for layer in trace.body] == ["start", "cut", "mix"]
     assert trace.head is model.classify
     for layer in trace.body:
@@ -161,8 +161,8 @@ def test_long_class_tokens_that_read_steps_of_adamw_are_noticed_in_a_first_round
     step = {"update": "delta", "local_optimiser": "adamw", "local_learning_rate": 1e-3}
     scenario = Scenario.parse({"model": MODEL, "server": "class_fishing:class=3", **step})
     batch = [LabelledPicture("0", (honest.images[0] + 0.5).clamp(0, 1), 3)]
-    (fishing,) = changed_weights(scenario, model, batch)
-    probing = scenario.server.made().probe(model, scenario.threat)  # type: ignore[union-attr]
+    (fishing,) = change_weights(scenario, model, batch)
+    probing = scenario.server.build().probe(model, scenario.threat)  # type: ignore[union-attr]
     assert suspicious(examine_model(arriving(with_weights(model, fishing)))) >= NOTICED["class_fishing"]
     assert suspicious(examine_model(arriving(with_weights(model, probing)))) >= {"head rows"}
 
@@ -180,7 +180,7 @@ def test_a_server_that_changes_weights_is_noticed_in_a_first_round(server: str) 
     scenario = Scenario.parse(
         {"model": MODEL, "server": server, "batch_size": size, "pictures_per_client": size, **several}
     )
-    changed = with_weights(model, changed_weights(scenario, model, batch)[-1])
+    changed = with_weights(model, change_weights(scenario, model, batch)[-1])
     assert suspicious(examine_model(arriving(model))) == set()
     assert suspicious(examine_model(arriving(changed))) >= NOTICED[server]
 
@@ -197,7 +197,7 @@ def test_bins_are_noticed_and_count_what_is_alone_in_them() -> None:
     changed = {"1.weight": weight, "1.bias": bias, "3.weight": model[3].weight.detach()[:, :1].expand(-1, 64).clone()}
     model.load_state_dict({**model.state_dict(), **changed})
     incoming = arriving(model)
-    (finding,) = check_bins(incoming, trace_of(incoming))
+    (finding,) = check_bins(incoming, trace_model(incoming))
     assert finding.value == pytest.approx((len(between)) / 64), "seven differences or last units hold one picture each"
     assert suspicious(examine_model(incoming)) >= {"parallel rows", "stable rank"}
 
@@ -211,7 +211,7 @@ def test_trap_weights_of_breaching_leave_pictures_alone_in_units() -> None:
     trapped.load_state_dict(
         {**model.state_dict(), "1.weight": trap.linear0.weight.detach(), "1.bias": trap.linear0.bias.detach()}
     )
-    values = [check_bins(given, trace_of(given))[0].value for given in (honest, arriving(trapped))]
+    values = [check_bins(given, trace_model(given))[0].value for given in (honest, arriving(trapped))]
     assert values[0] < values[1]
 
 
@@ -292,13 +292,13 @@ def test_steps_are_held_against_the_client_s_own_updates_and_its_history() -> No
 def test_parallel_rows_are_never_missed_by_the_look_at_a_few_columns(seed: int) -> None:
     generator = torch_generator(seed)
     matrix = torch.randn(60, 40, generator=generator)
-    assert not may_have_parallel_rows(directions_of(matrix))
+    assert not may_have_parallel_rows(unit_rows(matrix))
     noise = torch.randn(40, generator=generator)
     noise -= (noise @ matrix[7]) / (matrix[7] @ matrix[7]) * matrix[7]
     tilt = math.tan(math.acos(0.9991)) * matrix[7].norm() / noise.norm()
     matrix[31] = -3 * (matrix[7] + tilt * noise)
     assert float(F.cosine_similarity(matrix[7], matrix[31], dim=0)) == pytest.approx(-0.9991, abs=1e-5)
-    assert may_have_parallel_rows(directions_of(matrix))
+    assert may_have_parallel_rows(unit_rows(matrix))
 
 
 def test_the_stable_rank_is_that_of_all_singular_values() -> None:

@@ -5,21 +5,22 @@ import json
 import pytest
 import torch
 
-from fedmjp.attacks.linear_systems import Gaussian, posterior_mean
+from fedmjp.attacks.held_out import MEASURED, measured_on
+from fedmjp.attacks.linear_systems import GaussianPrior, posterior_mean
 from fedmjp.attacks.natural_patches import (
-    PROVENANCE,
     TABLE,
     NaturalPatches,
-    measured_on,
     patch_covariance,
     prior_refusal,
 )
-from fedmjp.benchmarks.studies.measure_prior import autocovariance
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
+from tests.studies import load_study
+
+autocovariance = load_study("natural_patches/study.py").autocovariance
 
 
 def test_autocovariance_equals_a_loop_over_pixel_pairs() -> None:
@@ -65,7 +66,7 @@ def test_the_prior_is_valid_and_describes_pictures_that_it_was_not_measured_on(
 
 
 def test_provenance_names_the_pictures_and_none_of_them_may_be_attacked() -> None:
-    about = json.loads(PROVENANCE.read_text())
+    about = json.loads(MEASURED.read_text())
     assert len(about["pictures"]) == len(set(about["pictures"])) == 300
     assert measured_on(f"val/some-class/{about['pictures'][0]}")
     assert measured_on(f"renamed/{about['pictures'][0].rpartition('.')[0]}.png")
@@ -95,7 +96,7 @@ def test_posterior_mean_equals_the_textbook_formula() -> None:
     unknowns, equations, values = 5, 12, 4
     rows = torch.randn(unknowns, equations, dtype=torch.float64, generator=random)
     root = torch.randn(values, values, dtype=torch.float64, generator=random)
-    prior = Gaussian(torch.randn(values, dtype=torch.float64, generator=random), root @ root.T)
+    prior = GaussianPrior(torch.randn(values, dtype=torch.float64, generator=random), root @ root.T)
     truth = prior.mean + torch.randn(unknowns, values, dtype=torch.float64, generator=random) @ root.T
     right = rows.T @ truth + 0.3 * torch.randn(equations, values, dtype=torch.float64, generator=random)
     estimate = posterior_mean(rows[None], right[None], prior, rounding=1e-16)
@@ -115,7 +116,7 @@ def test_posterior_mean_equals_the_textbook_formula() -> None:
 def test_noise_is_estimated_from_the_right_hand_side_alone() -> None:
     random = torch.Generator().manual_seed(0)
     rows = torch.randn(1, 20, 200, dtype=torch.float64, generator=random)
-    prior = Gaussian(torch.zeros(30, dtype=torch.float64), torch.eye(30, dtype=torch.float64))
+    prior = GaussianPrior(torch.zeros(30, dtype=torch.float64), torch.eye(30, dtype=torch.float64))
     clean = rows.mT @ torch.randn(1, 20, 30, dtype=torch.float64, generator=random)
     for level in (1e-6, 1e-2):
         noise = level * clean.square().mean().sqrt() * torch.randn(clean.shape, dtype=torch.float64, generator=random)

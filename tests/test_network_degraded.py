@@ -13,24 +13,24 @@ from torch import Tensor
 
 from fedmjp import bundled_pictures
 from fedmjp.attacks.entries import Entries
-from fedmjp.attacks.first_mlp.places import Entrance
+from fedmjp.attacks.first_block.places import TokenEmbedding
 from fedmjp.attacks.gauss_newton import picked
 from fedmjp.attacks.gauss_newton.beliefs import believed
 from fedmjp.attacks.gauss_newton.body import shown_directions
 from fedmjp.attacks.gauss_newton.chosen import anywhere, largest, some
-from fedmjp.attacks.gauss_newton.complete import Stated, complete
-from fedmjp.attacks.gauss_newton.degraded import GAIN, NetworkDegraded, Search
+from fedmjp.attacks.gauss_newton.complete import PatchPosterior, complete
+from fedmjp.attacks.gauss_newton.degraded import GAIN, NetworkDegraded, SearchMethod
 from fedmjp.attacks.gauss_newton.descent import AT_A_TIME
 from fedmjp.attacks.gauss_newton.evidence import DOUBT, Evidence
 from fedmjp.attacks.gauss_newton.factors import Factors
-from fedmjp.attacks.gauss_newton.levenberg import Ends, Minimum, minimise
-from fedmjp.attacks.gauss_newton.ordered import Found, Ordered, Ordering, Settled, Start
-from fedmjp.attacks.gauss_newton.picked import Known, PickedResiduals, made_entries
-from fedmjp.attacks.gauss_newton.placing import FAR, Placing, Swaps
-from fedmjp.attacks.gauss_newton.sent import Sent
-from fedmjp.attacks.gauss_newton.sides import Sides, search
+from fedmjp.attacks.gauss_newton.levenberg import Minimum, StoppingRule, minimise
+from fedmjp.attacks.gauss_newton.ordered import OrderedResult, OrderedTokens, Ordering, SearchResult, StartPoint
+from fedmjp.attacks.gauss_newton.picked import KnownEntries, PickedResiduals, made_entries
+from fedmjp.attacks.gauss_newton.placing import FAR, PlacementCost, Swaps
+from fedmjp.attacks.gauss_newton.sent import UploadedEntries
+from fedmjp.attacks.gauss_newton.sides import SignConstraints, search
 from fedmjp.attacks.gauss_newton.space import OpenSpace, Prior
-from fedmjp.attacks.gauss_newton.whole import LOOKS, Whole
+from fedmjp.attacks.gauss_newton.whole import LOOKS, FullSearch
 from fedmjp.attacks.patch_embedding_degraded import PatchEmbeddingDegraded, different
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackNotApplicableError
@@ -64,8 +64,8 @@ def patches_of(image: Tensor, model: VitClassifier) -> Tensor:
     return to_patches(((image - model.mean) / model.std).double(), model.patch_size)[0]
 
 
-def sent_of(upload: Upload, scenario: Scenario, model: VitClassifier) -> Sent:
-    return Sent.of([upload], NetworkDegraded().tensors(model), scenario.threat, model)
+def sent_of(upload: Upload, scenario: Scenario, model: VitClassifier) -> UploadedEntries:
+    return UploadedEntries.of([upload], NetworkDegraded().tensors(model), scenario.threat, model)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_entries_at_all_depths_give_more_than_those_of_the_embeddings(model: Vit
     found = []
     for attack in (PatchEmbeddingDegraded(), NetworkDegraded({"seconds": 12})):
         generator = torch.Generator().manual_seed(0)
-        (made,) = attack.reconstruct([exchange.upload], model, scenario.threat, generator=generator)
+        (made,) = attack.run([exchange.upload], model, scenario.threat, generator=generator)
         found.append(float(metric("psnr").function(made.images, exchange.private.clean)))
     assert found[1] > found[0] + 1
     assert made.diagnostics["residual"] < 1.5
@@ -106,7 +106,7 @@ def test_the_mean_of_several_uploads_has_the_less_noise_that_is_told_of_it(defen
     patches = patches_of(exchange.private.clean, model)
     off, told = [], []
     for uploads in ([exchange.upload], [exchange.upload, *exchange.upload.others]):
-        known = Sent.of(uploads, tensors, scenario.threat, model).known()
+        known = UploadedEntries.of(uploads, tensors, scenario.threat, model).known()
         residuals = PickedResiduals(model, exchange.private.labels, known, scenario.threat)
         off.append(float(residuals(patches).square().mean().sqrt()))
         told.append(torch.cat([entries.precision for entries in known.values()]).median())
@@ -118,7 +118,7 @@ def test_the_mean_of_several_uploads_has_the_less_noise_that_is_told_of_it(defen
 def test_of_pruned_entries_no_mean_is_taken_and_equal_uploads_are_one(model: VitClassifier) -> None:
     scenario, exchange = exchanged("gaussian:noise=0.01+prune:kept=0.1", model, uploads_per_picture=3)
     uploads = [exchange.upload, *exchange.upload.others]
-    sent = Sent.of(uploads, NetworkDegraded().tensors(model), scenario.threat, model)
+    sent = UploadedEntries.of(uploads, NetworkDegraded().tensors(model), scenario.threat, model)
     assert sent.uploads == 1
     assert all(torch.equal(sent.tensors[name], uploads[0].tensors[name].squeeze(0)) for name in sent.tensors)
     assert different([*uploads, *uploads]) == uploads
@@ -133,16 +133,18 @@ def test_several_uploads_of_a_picture_are_averaged_and_those_of_another_are_left
     mixed = replace(exchange.upload, others=(*exchange.upload.others, replace(stranger, others=()), elsewhere))
     compared: list[float] = []
 
-    def nearest(self: NetworkDegraded, chains: object, ordering: Ordering, start: Tensor, until: float) -> Settled:
+    def nearest(
+        self: NetworkDegraded, chains: object, ordering: Ordering, start: Tensor, until: float
+    ) -> OrderedResult:
         compared.append(float(ordering.known[names.PATCH_WEIGHT].precision.mean()))
         minimum = Minimum(start, math.inf, torch.eye(len(start)).double(), 1)
-        return Settled(Found(minimum, ordering.space, None, 1, math.inf))  # type: ignore[arg-type]
+        return OrderedResult(SearchResult(minimum, ordering.space, None, 1, math.inf))  # type: ignore[arg-type]
 
     monkeypatch.setattr(NetworkDegraded, "_nearest", nearest)
     averaged = []
     for upload in (replace(mixed, others=()), mixed):
         generator = torch.Generator().manual_seed(0)
-        (made,) = NetworkDegraded().reconstruct([upload], model, scenario.threat, generator=generator)
+        (made,) = NetworkDegraded().run([upload], model, scenario.threat, generator=generator)
         averaged.append(made.diagnostics["uploads_averaged"])
     assert averaged == [1, 4]
     assert compared[1] / compared[0] == pytest.approx(4, rel=0.01)
@@ -153,7 +155,7 @@ def test_random_rounding_leaves_the_noise_that_is_told_of_a_place_between_two_le
     uploads: int, model: VitClassifier
 ) -> None:
     scenario, _ = exchanged("quantise:bits=4", model)
-    (quantise,) = scenario.pipeline.made
+    (quantise,) = scenario.pipeline.defences
     true = torch.randn(40, 50, generator=torch.Generator().manual_seed(0))
     drawn = torch.stack(
         [
@@ -163,7 +165,7 @@ def test_random_rounding_leaves_the_noise_that_is_told_of_a_place_between_two_le
             for draw in range(200)
         ]
     )
-    known = Known.read(drawn[0], scenario.threat, uploads)
+    known = KnownEntries.read(drawn[0], scenario.threat, uploads)
     told = 1 / known.near(true.flatten(), 0.01).precision
     seen = (drawn - true).double().square().mean(dim=0).flatten()
     within = (true.flatten().abs() / known.step) % 1
@@ -176,13 +178,13 @@ def test_random_rounding_leaves_the_noise_that_is_told_of_a_place_between_two_le
 
 def test_where_rounding_leaves_little_noise_entries_say_more(model: VitClassifier) -> None:
     scenario, exchange = exchanged("quantise:bits=5", model)
-    space = OpenSpace.of_shown(shown_directions(Entrance.of(model)), Prior.of(model))
+    space = OpenSpace.of_shown(shown_directions(TokenEmbedding.of(model)), Prior.of(model))
     true = space.unknowns(patches_of(exchange.private.clean, model)[None])
     known, generator = sent_of(exchange.upload, scenario, model).known(), torch.Generator().manual_seed(0)
     entries = partial(PickedResiduals, model, exchange.private.labels, threat=scenario.threat)
-    whole = Whole(entries(known), entries(some(known, len(true), generator)))
-    ordering, attack = Ordering(space, Entrance.of(model), known, model, generator), NetworkDegraded()
-    before = Settled(attack._by_all(whole, math.inf, space, Start(true)))
+    whole = FullSearch(entries(known), entries(some(known, len(true), generator)))
+    ordering, attack = Ordering(space, TokenEmbedding.of(model), known, model, generator), NetworkDegraded()
+    before = OrderedResult(attack._by_all(whole, math.inf, space, StartPoint(true)))
     after = attack._by_steps(whole, ordering, before, math.inf)
     off = [float((each.found.minimum.point - true).norm()) for each in (before, after)]
     assert off[1] < 0.93 * off[0]
@@ -196,7 +198,7 @@ def test_slopes_that_are_written_out_are_those_that_torch_finds(
     defences: str, smoothing: float, model: VitClassifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scenario, exchange = exchanged(defences, model, label_smoothing=smoothing)
-    space = OpenSpace.of_shown(shown_directions(Entrance.of(model)), Prior.of(model))
+    space = OpenSpace.of_shown(shown_directions(TokenEmbedding.of(model)), Prior.of(model))
     few = some(sent_of(exchange.upload, scenario, model).known(), 50, torch.Generator().manual_seed(0))
     point = space.unknowns(patches_of(exchange.private.clean, model)[None])
     point = point + 0.1 * torch.randn(len(point), generator=torch.Generator().manual_seed(1)).double()
@@ -217,7 +219,7 @@ def test_slopes_that_are_written_out_are_those_that_torch_finds(
 
 def test_near_a_picture_the_largest_entries_lead_to_all_of_its_tokens(model: VitClassifier) -> None:
     scenario, exchange = exchanged("prune:kept=0.1", model)
-    entrance, true = Entrance.of(model), patches_of(exchange.private.clean, model)
+    entrance, true = TokenEmbedding.of(model), patches_of(exchange.private.clean, model)
     space = OpenSpace.of_shown(shown_directions(entrance), Prior.of(model))
     start = space.unknowns(true[None])
     known = largest(sent_of(exchange.upload, scenario, model).known(), len(start))
@@ -226,7 +228,7 @@ def test_near_a_picture_the_largest_entries_lead_to_all_of_its_tokens(model: Vit
     start = start + 0.1 * torch.randn(len(start), generator=torch.Generator().manual_seed(1)).double()
     attack, told = NetworkDegraded({"steps": 40}), []
     attack.on_progress = lambda done, total, loss: told.append((done, total))
-    ends = Ends(enough=float(len(start)), fine=0.05)
+    ends = StoppingRule(enough=float(len(start)), fine=0.05)
     minimum = attack._minimum(residuals, space, start, ends)
     assert told == [(done, 40) for done in range(1, len(told) + 1)]
     attack._minimum(residuals, space, start, replace(ends, until=time.thread_time()))
@@ -241,7 +243,7 @@ def test_all_entries_are_compared_where_some_say_how_the_cost_curves(
 ) -> None:
     scenario, exchange = exchanged("gaussian:noise=0.01", model)
     true = patches_of(exchange.private.clean, model)
-    space = OpenSpace.of_shown(shown_directions(Entrance.of(model)), Prior.of(model))
+    space = OpenSpace.of_shown(shown_directions(TokenEmbedding.of(model)), Prior.of(model))
     known = sent_of(exchange.upload, scenario, model).known()
     drawn = some(known, 1000, torch.Generator().manual_seed(0))
     every, few = (PickedResiduals(model, exchange.private.labels, each, scenario.threat) for each in (known, drawn))
@@ -249,7 +251,7 @@ def test_all_entries_are_compared_where_some_say_how_the_cost_curves(
     start = space.unknowns(true[None])
     start = start + 0.005 * torch.randn(len(start), generator=torch.Generator().manual_seed(1)).double()
     told: list[int] = []
-    whole = Whole(every, few)
+    whole = FullSearch(every, few)
     gram = whole.gram(space, start)
     found = whole.search(space, start, gram, math.inf, lambda done, *_: told.append(done))
     assert told[-1] == found.steps
@@ -281,8 +283,8 @@ def test_of_tokens_that_were_found_it_is_known_how_the_cost_curves() -> None:
     gram = half @ half.mT + torch.eye(6)
     root = torch.randn(6, 6, generator=generator, dtype=torch.float64).triu() + 3 * torch.eye(6)
     space = OpenSpace(torch.zeros(3, 5).double(), torch.eye(5).double()[:2], root)
-    found = Found(Minimum(torch.zeros(6).double(), 0.0, gram, 1), space, None, 1, 1.0)
-    stated = Stated.of(space, found.minimum.point, found.spectrum, torch.zeros(3, 2))
+    found = SearchResult(Minimum(torch.zeros(6).double(), 0.0, gram, 1), space, None, 1, 1.0)
+    stated = PatchPosterior.of(space, found.minimum.point, found.spectrum, torch.zeros(3, 2))
     torch.testing.assert_close(stated.gram(space), gram)
     assert found.learned == pytest.approx(float((1 - 1 / torch.linalg.eigvalsh(gram)).mean()))
 
@@ -306,7 +308,7 @@ def test_a_search_that_leads_nowhere_ends_where_it_began() -> None:
 
     space = OpenSpace(torch.zeros(1, 4).double(), torch.eye(4).double(), torch.eye(4).double())
     start, broken = torch.full((4,), 3.0).double(), Broken()
-    whole = Whole(broken, broken)
+    whole = FullSearch(broken, broken)
     found = whole.search(space, start, 2 * torch.eye(4).double(), math.inf, lambda *_: None)
     assert torch.equal(found.point, start)
     assert found.cost == pytest.approx(72)
@@ -331,7 +333,7 @@ def test_entries_of_rows_in_columns_are_made_at_once(shape: tuple[int, int], cou
     generator = torch.Generator().manual_seed(0)
     scenario = Scenario.parse({"model": MICRO, "defences": ["gaussian:noise=0.01"]})
     matrix = torch.randn(shape, generator=generator)
-    known = Known.read(matrix, scenario.threat)
+    known = KnownEntries.read(matrix, scenario.threat)
     drawn = known.crossed(100, generator)
     assert len(drawn.rows) == count
     torch.testing.assert_close(drawn.values, matrix.double()[drawn.rows, drawn.columns])
@@ -343,9 +345,9 @@ def test_entries_of_rows_in_columns_are_made_at_once(shape: tuple[int, int], cou
     assert few.crossed(20, generator).crossing is None, "not all are known"
 
 
-def sides_of(exchange: Exchange, scenario: Scenario, model: VitClassifier) -> Sides:
+def sides_of(exchange: Exchange, scenario: Scenario, model: VitClassifier) -> SignConstraints:
     residuals = PickedResiduals(model, exchange.private.labels, {}, scenario.threat)
-    return Sides.of(sent_of(exchange.upload, scenario, model).gradients(), residuals)
+    return SignConstraints.of(sent_of(exchange.upload, scenario, model).gradients(), residuals)
 
 
 @pytest.mark.parametrize("update", ["gradient", "delta"])
@@ -385,7 +387,7 @@ def test_a_search_by_sides_ends_where_most_are_right(model: VitClassifier, monke
     monkeypatch.setattr("fedmjp.attacks.gauss_newton.sides.STEPS", 2 * AT_A_TIME)
     scenario, exchange = exchanged("sign", model)
     sides, true = sides_of(exchange, scenario, model), patches_of(exchange.private.clean, model)
-    space = OpenSpace.of_shown(shown_directions(Entrance.of(model)), Prior.of(model))
+    space = OpenSpace.of_shown(shown_directions(TokenEmbedding.of(model)), Prior.of(model))
     start = space.unknowns(true[None])
     start = start + 0.1 * torch.randn(len(start), generator=torch.Generator().manual_seed(1)).double()
 
@@ -406,7 +408,7 @@ def test_a_search_by_sides_ends_where_most_are_right(model: VitClassifier, monke
 def test_signs_are_read_as_what_normal_entries_are_on_average(model: VitClassifier) -> None:
     scenario, _ = exchanged("sign", model)
     drawn = torch.randn(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    known = Known.read(drawn.sign() * drawn.abs().mean(), scenario.threat)
+    known = KnownEntries.read(drawn.sign() * drawn.abs().mean(), scenario.threat)
     assert float(known.values.abs().mean()) == pytest.approx(math.sqrt(2 / math.pi), rel=0.02)
     assert float((drawn - known.values).square().mean() * known.precision.mean()) == pytest.approx(1, rel=0.05)
 
@@ -423,7 +425,7 @@ def test_no_candidate_is_scaled_by_less_than_nothing(model: VitClassifier) -> No
 def test_an_upload_that_nothing_degraded_is_solved_exactly(model: VitClassifier) -> None:
     scenario, exchange = exchanged("none", model)
     exact, made = (
-        attack.reconstruct([exchange.upload], model, scenario.threat, generator=torch.Generator())[0]
+        attack.run([exchange.upload], model, scenario.threat, generator=torch.Generator())[0]
         for attack in (PatchEmbeddingDegraded(), NetworkDegraded())
     )
     torch.testing.assert_close(made.images, exact.images)
@@ -432,7 +434,7 @@ def test_an_upload_that_nothing_degraded_is_solved_exactly(model: VitClassifier)
 def test_a_search_that_does_not_arrive_answers_with_the_picture_that_it_began_with(model: VitClassifier) -> None:
     scenario, exchange = exchanged("prune:kept=0.1", model)
     (began,), (made,) = (
-        attack.reconstruct([exchange.upload], model, scenario.threat, generator=torch.Generator().manual_seed(0))
+        attack.run([exchange.upload], model, scenario.threat, generator=torch.Generator().manual_seed(0))
         for attack in (PatchEmbeddingDegraded(), NetworkDegraded({"steps": 1}))
     )
     assert made.diagnostics["residual"] > 1.5
@@ -448,7 +450,7 @@ def test_tokens_in_any_order_are_put_where_they_stand_by_a_few_entries_of_both_e
     scenario = Scenario.parse({"model": config, "defences": [f"prune:kept={kept}"]})
     model, pictures = build_vit(scenario.network), select_for(scenario)
     exchange = scenario.exchange([pictures.load(pictures.entries[0])], model=model)
-    entrance, true = Entrance.of(model), patches_of(exchange.private.clean, model)
+    entrance, true = TokenEmbedding.of(model), patches_of(exchange.private.clean, model)
     space = OpenSpace.of_shown(shown_directions(entrance), Prior.of(model))
     known = sent_of(exchange.upload, scenario, model).known()
     rows = known[names.POSITION_EMBEDDING].rows
@@ -458,14 +460,16 @@ def test_tokens_in_any_order_are_put_where_they_stand_by_a_few_entries_of_both_e
     )
     generator = torch.Generator().manual_seed(0)
     stands = torch.randperm(16, generator=generator)
-    found = Stated(
+    found = PatchPosterior(
         (true @ space.basis.mT + entrance.shifts(space.basis))[stands] - entrance.shifts(space.basis),
         torch.zeros(0),
         torch.zeros(0),
         slopes[stands],
     )
     sure = torch.zeros(len(space.basis), len(space.basis), dtype=torch.float64)
-    placing = Placing.of(found, sure, space, entrance, known[names.PATCH_WEIGHT], known[names.POSITION_EMBEDDING], 1)
+    placing = PlacementCost.of(
+        found, sure, space, entrance, known[names.PATCH_WEIGHT], known[names.POSITION_EMBEDDING], 1
+    )
     places = placing.best([torch.arange(16)], generator, math.inf)[0]
     assert places.tolist() == stands.tolist()
     swapped = stands.clone()
@@ -491,7 +495,7 @@ def test_of_tokens_that_are_found_roughly_the_order_is_seen_by_who_knows_how_rou
     scenario = Scenario.parse({"model": MICRO | {"patch_size": 8}, "defences": ["quantise:bits=4"]})
     model, pictures = build_vit(scenario.network), select_for(scenario)
     exchange = scenario.exchange([pictures.load(pictures.entries[0])], model=model)
-    entrance, true = Entrance.of(model), patches_of(exchange.private.clean, model)
+    entrance, true = TokenEmbedding.of(model), patches_of(exchange.private.clean, model)
     space = OpenSpace.of_shown(shown_directions(entrance), Prior.of(model))
     known = sent_of(exchange.upload, scenario, model).known()
     residuals = PickedResiduals(model, exchange.private.labels, known, scenario.threat)
@@ -499,11 +503,11 @@ def test_of_tokens_that_are_found_roughly_the_order_is_seen_by_who_knows_how_rou
     generator, error = torch.Generator().manual_seed(0), 0.2
     along = true @ space.basis.mT
     rough = along + error * torch.randn(along.shape, generator=generator, dtype=torch.float64)
-    found, stand = Stated(rough, torch.zeros(0), torch.zeros(0), slopes), torch.arange(16)
+    found, stand = PatchPosterior(rough, torch.zeros(0), torch.zeros(0), slopes), torch.arange(16)
     likelier = []
     for told in (0.0, error):
         unsure = told**2 * torch.eye(len(space.basis), dtype=torch.float64)
-        placing = Placing.of(
+        placing = PlacementCost.of(
             found, unsure, space, entrance, known[names.PATCH_WEIGHT], known[names.POSITION_EMBEDDING], 1
         )
         others = [placing.settled(torch.randperm(16, generator=generator)) for _ in range(20)]
@@ -525,7 +529,7 @@ def test_orders_are_as_likely_as_a_normal_distribution_of_all_that_is_known_says
         drawn(*shape) for shape in ((count, rank), (count, rank), (count, rank), (entries,), (count, count))
     )
     shape = (count, rank, count, rank)
-    found = Stated(along, said.view(shape), torch.zeros(count, rank).double(), torch.zeros(0))
+    found = PatchPosterior(along, said.view(shape), torch.zeros(count, rank).double(), torch.zeros(0))
     evidence = Evidence(found, shifts, mean, natural.view(shape), made, left, alone)
 
     def expected(places: Tensor) -> float:
@@ -576,10 +580,14 @@ def test_searches_start_again_until_one_arrives(
 ) -> None:
     starts, ends = [], iter(residuals)
 
-    def again(self: NetworkDegraded, compared: object, ordering: Ordering, start: Start, until: float) -> Settled:
+    def again(
+        self: NetworkDegraded, compared: object, ordering: Ordering, start: StartPoint, until: float
+    ) -> OrderedResult:
         starts.append(start.unknowns)
-        return Settled(
-            Found(Minimum(start.unknowns, 0.0, start.unknowns[:, None], 1), ordering.space, compared, 1, next(ends))
+        return OrderedResult(
+            SearchResult(
+                Minimum(start.unknowns, 0.0, start.unknowns[:, None], 1), ordering.space, compared, 1, next(ends)
+            )
         )
 
     monkeypatch.setattr(NetworkDegraded, "_search", again)
@@ -608,17 +616,17 @@ def test_a_search_goes_on_from_its_tokens_in_their_order(
     found, orders = iter(costs), iter(asked)
     starts = []
 
-    def search(begun: str, space: OpenSpace, start: Start) -> Found:
+    def search(begun: str, space: OpenSpace, start: StartPoint) -> SearchResult:
         starts.append((begun, float(start.unknowns), start.below))
-        return Found(Minimum(start.unknowns, next(found, 2.5), TOLD, 2), space, None, 1, 1.0)
+        return SearchResult(Minimum(start.unknowns, next(found, 2.5), TOLD, 2), space, None, 1, 1.0)
 
-    monkeypatch.setattr(Ordering, "of", lambda *_: [Ordered(None, None, moved) for moved in next(orders)])
-    monkeypatch.setattr(Ordering, "as_found", lambda *_: Ordered(None, None, False))
+    monkeypatch.setattr(Ordering, "of", lambda *_: [OrderedTokens(None, None, moved) for moved in next(orders)])
+    monkeypatch.setattr(Ordering, "as_found", lambda *_: OrderedTokens(None, None, False))
     monkeypatch.setattr(Ordering, "sure", lambda *_: False)
-    monkeypatch.setattr(Ordering, "begin", lambda _, ordered, below: Start(torch.tensor(7.0), below=below))
+    monkeypatch.setattr(Ordering, "begin", lambda _, ordered, below: StartPoint(torch.tensor(7.0), below=below))
     ordering = Ordering(None, None, {}, None, torch.Generator())
-    both = Search(partial(search, "find"), partial(search, "again"))
-    made = NetworkDegraded()._settled(both, ordering, Start(torch.tensor(3.0)), math.inf)
+    both = SearchMethod(partial(search, "find"), partial(search, "again"))
+    made = NetworkDegraded()._settled(both, ordering, StartPoint(torch.tensor(3.0)), math.inf)
     assert made.found.minimum.cost == ended
     assert not made.ordered.moved, "its tokens stand where they were found"
     assert starts[:1] == [("find", 3.0, math.inf)]
@@ -633,15 +641,17 @@ def test_a_search_goes_on_from_its_tokens_in_their_order(
 def test_nothing_is_searched_further_where_entries_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def settled(self: NetworkDegraded, search: float, ordering: Ordering, start: Start, until: float) -> Settled:
+    def settled(
+        self: NetworkDegraded, search: float, ordering: Ordering, start: StartPoint, until: float
+    ) -> OrderedResult:
         tried.append(search)
         gram = torch.diag(torch.tensor([1.0, 1.0 + search]).double())
-        return Settled(Found(Minimum(start.unknowns, 1.0, gram, 1), ordering.space, None, 1, 1.0))
+        return OrderedResult(SearchResult(Minimum(start.unknowns, 1.0, gram, 1), ordering.space, None, 1, 1.0))
 
     monkeypatch.setattr(NetworkDegraded, "_settled", settled)
-    monkeypatch.setattr(Ordering, "start", lambda _, found, until: Start(found.minimum.point))
+    monkeypatch.setattr(Ordering, "start", lambda _, found, until: StartPoint(found.minimum.point))
     ordering = Ordering(None, None, {}, None, torch.Generator())
-    settled = NetworkDegraded()._search([[1.0, 1e-4, 1.0], [1.0]], ordering, Start(torch.zeros(2)), math.inf)
+    settled = NetworkDegraded()._search([[1.0, 1e-4, 1.0], [1.0]], ordering, StartPoint(torch.zeros(2)), math.inf)
     assert tried == [1.0, 1e-4]
     assert settled.found.minimum.steps == 2
 
@@ -650,15 +660,17 @@ def test_nothing_is_searched_further_where_entries_tell_nothing(monkeypatch: pyt
 def test_no_order_is_asked_of_tokens_of_which_entries_tell_nothing(
     gram: Tensor, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Found(Minimum(torch.zeros(2), 1.0, gram, 1), OpenSpace(*[torch.eye(2).double()] * 3), None, 1, 1.0)
-    orders: list[Found] = []
+    found = SearchResult(Minimum(torch.zeros(2), 1.0, gram, 1), OpenSpace(*[torch.eye(2).double()] * 3), None, 1, 1.0)
+    orders: list[SearchResult] = []
     monkeypatch.setattr(Ordering, "sure", lambda *_: False)
-    monkeypatch.setattr(Ordering, "of", lambda _, found, until: orders.append(found) or [Ordered(None, None, False)])
+    monkeypatch.setattr(
+        Ordering, "of", lambda _, found, until: orders.append(found) or [OrderedTokens(None, None, False)]
+    )
     ordering, search = (
         Ordering(found.space, None, {}, None, torch.Generator()),
-        Search(lambda *_: found, lambda *_: found),
+        SearchMethod(lambda *_: found, lambda *_: found),
     )
-    assert NetworkDegraded()._settled(search, ordering, Start(torch.zeros(2)), math.inf).found is found
+    assert NetworkDegraded()._settled(search, ordering, StartPoint(torch.zeros(2)), math.inf).found is found
     assert len(orders) == asked
 
 
@@ -677,14 +689,16 @@ def test_another_chain_of_searches_is_tried_while_there_is_doubt_of_the_order(
     space = OpenSpace(torch.zeros(1, 2).double(), torch.eye(2).double(), torch.eye(2).double())
     waiting = iter(ends)
 
-    def chained(self: NetworkDegraded, chain: object, ordering: Ordering, start: Start, until: float) -> Settled:
+    def chained(
+        self: NetworkDegraded, chain: object, ordering: Ordering, start: StartPoint, until: float
+    ) -> OrderedResult:
         cost, placed, sure = next(waiting)
         minimum = Minimum(start.unknowns, cost, 9 * torch.eye(2).double(), 1)
-        return Settled(Found(minimum, space if placed else space.alike, None, 1, 1.0), sure=sure)
+        return OrderedResult(SearchResult(minimum, space if placed else space.alike, None, 1, 1.0), sure=sure)
 
     monkeypatch.setattr(NetworkDegraded, "_chain", chained)
     ordering = Ordering(space, None, {}, None, torch.Generator())
-    settled = NetworkDegraded()._search([[], [], []], ordering, Start(torch.zeros(2)), math.inf)
+    settled = NetworkDegraded()._search([[], [], []], ordering, StartPoint(torch.zeros(2)), math.inf)
     assert (settled.found.minimum.cost, settled.found.minimum.steps) == (chosen, steps)
     assert next(waiting, None) is None
 
@@ -696,15 +710,15 @@ def test_entries_of_places_tell_whether_the_order_is_sure(defences: str, sure: b
     scenario = Scenario.parse({"model": MICRO | {"patch_size": 8}, "defences": [defences]})
     model, pictures = build_vit(scenario.network), select_for(scenario)
     exchange = scenario.exchange([pictures.load(pictures.entries[0])], model=model)
-    space = OpenSpace.of_shown(shown_directions(Entrance.of(model)), Prior.of(model))
+    space = OpenSpace.of_shown(shown_directions(TokenEmbedding.of(model)), Prior.of(model))
     known = sent_of(exchange.upload, scenario, model).known()
     residuals = PickedResiduals(model, exchange.private.labels, known, scenario.threat)
-    ordering = Ordering(space, Entrance.of(model), known, model, torch.Generator())
+    ordering = Ordering(space, TokenEmbedding.of(model), known, model, torch.Generator())
     true = patches_of(exchange.private.clean, model)
     interchanged = true.clone()
     interchanged[[3, 8]] = true[[8, 3]]
     point, wrong = (space.unknowns(patches[None]) for patches in (true, interchanged))
-    found = Found(Minimum(point, 0.0, point[:, None], 1), space, residuals, 1, 1.0)
+    found = SearchResult(Minimum(point, 0.0, point[:, None], 1), space, residuals, 1, 1.0)
     assert ordering.sure(found) == sure
     assert not ordering.sure(replace(found, minimum=replace(found.minimum, point=wrong)))
 
@@ -740,14 +754,14 @@ def test_along_few_directions_pictures_vary_most_and_are_as_likely() -> None:
 def test_a_pruned_tensor_states_what_was_kept_and_one_of_zeros_nothing(model: VitClassifier) -> None:
     scenario, exchange = exchanged("prune:kept=0.1", model)
     tensor = exchange.upload.tensors[names.PATCH_WEIGHT].flatten(1)
-    known = Known.read(tensor, scenario.threat)
+    known = KnownEntries.read(tensor, scenario.threat)
     assert len(known.rows) == int((tensor != 0).sum())
     torch.testing.assert_close(tensor[known.rows, known.columns].double(), known.values)
-    assert not len(Known.read(torch.zeros(5, 3), scenario.threat).rows)
+    assert not len(KnownEntries.read(torch.zeros(5, 3), scenario.threat).rows)
 
 
 def test_the_directions_that_are_shown_vary_as_whole_pictures_do(model: VitClassifier) -> None:
-    prior, shown = Prior.of(model), shown_directions(Entrance.of(model))
+    prior, shown = Prior.of(model), shown_directions(TokenEmbedding.of(model))
     space = OpenSpace.of_shown(shown, prior)
     root = torch.linalg.cholesky(torch.linalg.inv(prior.precision))
     drawn = torch.randn(2000, len(root), generator=torch.Generator().manual_seed(0), dtype=torch.float64) @ root.mT
@@ -770,7 +784,7 @@ def test_a_picture_is_completed_as_least_squares_of_everything_say() -> None:
     weights = torch.rand(len(rows), generator=generator, dtype=torch.float64) + 0.5
     variance = torch.full_like(right, 1e12)  # of entries that say nothing
     variance[rows, columns] = 1 / weights
-    stated = Stated(along, (half @ half.mT).view(count, rank, count, rank), pull, slopes)
+    stated = PatchPosterior(along, (half @ half.mT).view(count, rank, count, rank), pull, slopes)
     made = complete(stated, shown, Prior(mean, root @ root.mT), Entries(variance, right, right))
 
     moved = along.flatten() + torch.linalg.solve(half @ half.mT, pull.flatten())  # where the pull ends
@@ -804,7 +818,7 @@ def test_a_picture_is_completed_by_bounds_as_by_pictures_that_keep_them() -> Non
     zero, endless = torch.zeros_like(sign), torch.full_like(sign, torch.inf)
     bounds = Entries(zero, torch.where(sign > 0, zero, -endless), torch.where(sign > 0, endless, zero))
     nothing = torch.zeros(count, 1, count, 1).double()
-    stated = Stated(along, nothing, torch.zeros(count, 1).double(), slopes)
+    stated = PatchPosterior(along, nothing, torch.zeros(count, 1).double(), slopes)
     made = complete(stated, shown, Prior(zero[:count], root @ root.mT), bounds)
 
     tried = (drawn(400_000, 4) @ torch.linalg.inv(root)).view(-1, count, values)
@@ -829,11 +843,11 @@ def test_what_is_believed_of_unknowns_is_the_mean_of_those_that_keep_bounds() ->
 
 def test_tokens_that_are_put_elsewhere_stay_the_same(model: VitClassifier) -> None:
     _, exchange = exchanged("none", model)
-    entrance, true = Entrance.of(model), patches_of(exchange.private.clean, model)
+    entrance, true = TokenEmbedding.of(model), patches_of(exchange.private.clean, model)
     shown = shown_directions(entrance)
     along, rank, places = true @ shown.mT, len(shown), torch.tensor([2, 0, 3, 1])
     precision = torch.rand(4, rank, 4, rank, dtype=torch.float64)
-    stated = Stated(along, precision, along, torch.arange(4.0)[:, None])
+    stated = PatchPosterior(along, precision, along, torch.arange(4.0)[:, None])
     moved = stated.moved(places, shown, entrance)
     torch.testing.assert_close(entrance.tokens(moved.along @ shown)[places], entrance.tokens(along @ shown))
     assert moved.slopes[places].flatten().tolist() == [0, 1, 2, 3]
@@ -886,12 +900,12 @@ def test_an_upload_of_zeros_is_refused(model: VitClassifier) -> None:
     zeros = {name: torch.zeros_like(tensor) for name, tensor in exchange.upload.tensors.items()}
     upload = Upload(zeros, exchange.upload.kind, 1, 1, 0, exchange.upload.weights)
     with pytest.raises(AttackNotApplicableError, match="zero for every patch"):
-        NetworkDegraded().reconstruct([upload], model, scenario.threat, generator=torch.Generator())
+        NetworkDegraded().run([upload], model, scenario.threat, generator=torch.Generator())
 
 
 def test_a_search_begins_no_second_step_after_its_time() -> None:
     ended = minimise(
         lambda point: torch.cat([point.exp(), (point - 3).square()]), torch.zeros(3).double(), steps=30,
-        ends=Ends(until=time.thread_time()),
+        ends=StoppingRule(until=time.thread_time()),
     )  # fmt: skip
     assert ended.steps == 1

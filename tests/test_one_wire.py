@@ -18,12 +18,12 @@ from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.randomness import SeededRandomness
 from fedmjp.records import Upload, record_name
-from fedmjp.replies import mean_of
 from fedmjp.scenario import Scenario
 from fedmjp.server.refusals import RefusalFile
+from fedmjp.tensors import average_updates
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.updates import local_update
-from fedmjp.wire import evaluator_of_round, uploads_of_round
+from fedmjp.wire import evaluator_folder, uploads_folder
 from tests.federations import MICRO, PLAIN, play, scenario_of
 
 OPTIONS = {"secure_sum": ["secure_sum:clients=2"]}
@@ -117,14 +117,14 @@ def test_a_step_of_training_uploads_what_direct_mode_computes(tmp_path: Path, de
     made = []
     for client in range(2):
         name = record_name(1, client)
-        private = PrivateBatch.load(evaluator_of_round(records, 1) / scenario.folder / name)
+        private = PrivateBatch.load(evaluator_folder(records, 1) / scenario.folder / name)
         step = SeededRandomness(scenario.seed, ("training", "client", client, 0, 0))
         update = local_update(model, private, scenario.threat, randomness=step)
         leaving = SeededRandomness(scenario.seed, ("defences", "client", client, 1))
         made.append(protect(update, private, model, scenario.threat, randomness=leaving))
     for first in range(0, 2, together):
-        upload = Upload.load(uploads_of_round(records, 1) / scenario.folder / record_name(1, first))
-        expected = mean_of(made[first : first + together])
+        upload = Upload.load(uploads_folder(records, 1) / scenario.folder / record_name(1, first))
+        expected = average_updates(made[first : first + together])
         same(Upload(expected, "gradient", 2 * together, 1, first, upload.weights), upload)
         assert upload.num_examples == 2 * together
     (folder,) = describe_records(scenario, records, (4, 4))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmjp import __version__
+from fedmjp import __version__, provenance
 from fedmjp.benchmarks.federation.bundle import write_app
 from fedmjp.config import RunConfig
 
@@ -102,6 +102,20 @@ def test_the_wheel_holds_all_packages_the_page_template_and_the_prior(wheel: Pat
     assert defences <= set(names)
     assert {f"fedmjp/attacks/natural_patches.{suffix}" for suffix in ("safetensors", "json")} <= set(names)
     assert len(names) == len(set(names)), "a folder that is linked is packed once"
+    measured = [name for name in names if "/performance/" in name or "/results/" in name]
+    assert measured == [], "from a clone alone"
+
+
+@pytest.mark.slow
+def test_the_wheel_makes_the_trials_of_its_clone(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    code = "from fedmjp import provenance; print(provenance.__file__, provenance.code_digest())"
+    command = [sys.executable, "-P", "-c", code]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    printed = subprocess.run(command, check=True, env=environment, cwd=tmp_path, capture_output=True, text=True).stdout
+    place, digest = printed.split()
+    assert Path(place) == tmp_path / "fedmjp" / "provenance.py"
+    assert digest == provenance.code_digest()
 
 
 def test_the_source_distribution_says_its_licence_and_how_to_cite_it(tmp_path: Path) -> None:

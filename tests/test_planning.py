@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 
 from fedmjp import provenance
-from fedmjp.benchmarks.campaign.prepare import ledger_of
-from fedmjp.benchmarks.folder.ledger import Ledger
-from fedmjp.benchmarks.folder.pictures import files_of
+from fedmjp.benchmarks.campaign.prepare import describe
 from fedmjp.benchmarks.plan import planning
-from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Plan, experiments_of
+from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, experiments_of
 from fedmjp.benchmarks.plan.planning import plan
+from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import select_for
 from fedmjp.defences import DEFENCES
 from fedmjp.errors import ConfigError, OutputError
-from fedmjp.scenario import of_single_batches
+from fedmjp.scenario import make_batch_scenario
 from fedmjp.settings import Setting
 from tests.conftest import SMALL, small_scenario
 from tests.experiments import small_experiments
@@ -35,12 +34,12 @@ def batches(experiments: list[Experiment]) -> Batches:
     return select_for(experiments[0].scenario).batches(experiments[0].scenario)
 
 
-def planned(experiments: Sequence[Experiment], batches: Batches, uploads: str = "direct") -> Plan:
+def planned(experiments: Sequence[Experiment], batches: Batches, uploads: str = "direct") -> TrialPlan:
     return plan(experiments, [batches] * len(experiments), uploads=uploads)
 
 
 def keys(experiments: Sequence[Experiment], batches: Batches, uploads: str = "direct") -> list[str]:
-    return [trial.key for trial in planned(experiments, batches, uploads).trials]
+    return [trial.key for trial in planned(experiments, batches, uploads).tasks]
 
 
 def changed(experiments: Sequence[Experiment], **values: object) -> list[Experiment]:
@@ -62,23 +61,23 @@ def changed(experiments: Sequence[Experiment], **values: object) -> list[Experim
 def test_a_ledger_knows_which_pictures_came_in_one_upload(values: dict[str, object], sizes: set[int]) -> None:
     """As the trials of the plan say, of eight pictures at two seeds."""
     model = {"name": "deit_tiny", **SMALL}
-    scenarios = [of_single_batches({"model": model, "seed": seed, **values}, 8) for seed in (0, 1)]
+    scenarios = [make_batch_scenario({"model": model, "seed": seed, **values}, 8) for seed in (0, 1)]
     attacks = [{"name": name} for name in ("grey", "token_imprint", "mjp_prior")]
     asked = [Experiment.parse({"scenario": one, "attacks": attacks, "settings": ["a"]}) for one in scenarios]
     entries = tuple(PictureEntry(f"{place}.png", place, "0") for place in range(8))
     selection = replace(select_for(scenarios[0]), entries=entries)
     made = plan(asked, [selection.batches(one) for one in scenarios], uploads="direct")
-    ledger = Ledger.of(made, {})
+    ledger = made
     derived = ledger.trials.assign(upload=ledger.uploads).groupby(["cell", "seed", "upload"])["picture"].agg(set)
     stated: dict[tuple[object, ...], set[str]] = {}
-    for trial in made.trials:
+    for trial in made.tasks:
         stated.setdefault((trial.cell, trial.seed, trial.batch), set()).add(trial.picture.name)
     assert sorted(map(sorted, derived)) == sorted(map(sorted, stated.values()))
     assert {len(pictures) for pictures in derived} == sizes
 
 
 def test_cells_say_what_a_client_does_in_each_setting(experiments: list[Experiment], batches: Batches) -> None:
-    cells = [each.cell for each in planned(experiments, batches).cells]
+    cells = list(planned(experiments, batches).cells)
     done = {(cell.defence, str(cell.setting), cell.mask_ratio, cell.pipeline.shuffles) for cell in cells}
     assert done == {
         ("none", "a", 0.0, False),
@@ -94,7 +93,7 @@ def test_every_defended_cell_has_its_undefended_twin_and_one_per_defence_left_ou
     asked = small_scenario(defences=["mjp", "gaussian"], clients=2, pictures_per_client=2)
     tried = (AttackConfig(name="patch_embedding"), AttackConfig(name="grey"))
     found = experiments_of(asked, (Setting.C,), tried, mask_ratio=0.27)
-    cells = [each.cell for each in planned(found, batches).cells]
+    cells = list(planned(found, batches).cells)
     assert [(cell.defence, str(cell.setting), cell.attack) for cell in cells] == [
         ("mjp + gaussian", "c", "patch_embedding"),
         ("mjp + gaussian", "c", "grey"),
@@ -175,13 +174,13 @@ def test_keys_depend_on_device_versions_code_learning_rate_and_the_picture_itsel
 
 def test_what_experiments_share_is_planned_once(experiments: list[Experiment], batches: Batches) -> None:
     both = planned([*experiments, *small_experiments(mask_ratio=0.5)], batches)
-    assert len({trial.key for trial in both.trials}) == len(both.trials) == 96 + 96 - 16
-    assert len(both.cells) == len({each.cell for each in both.cells}) == 24 + 24 - 4
+    assert len({trial.key for trial in both.tasks}) == len(both.trials) == 96 + 96 - 16
+    assert len(both.cells) == len(set(both.cells)) == 24 + 24 - 4
     again = planned([*experiments, *experiments], batches)
     assert (len(again.trials), sum(len(part.trials) for part in again.parts[len(experiments) :])) == (96, 0)
 
 
-def refusing(batches: Batches) -> Plan:
+def refusing(batches: Batches) -> TrialPlan:
     attacks = {"deit_tiny": ("april", "patch_embedding"), "deit_tiny_april": ("april", "patch_embedding")}
     found = [each for place in range(2) for each in small_experiments(models={k: v[place] for k, v in attacks.items()})]
     return planned(found, batches)
@@ -189,18 +188,18 @@ def refusing(batches: Batches) -> Plan:
 
 def test_an_attack_that_does_not_apply_is_a_cell_with_its_reason_and_no_trial(batches: Batches) -> None:
     made = refusing(batches)
-    refused = {(each.cell.model, each.cell.attack) for each in made.cells if each.refusal}
+    refused = {(each.model, each.attack) for each in made.cells if each.refusal}
     assert refused == {("deit_tiny", "april")}
-    assert all("first block" in (each.refusal or "") for each in made.cells if each.cell.attack == "april"
-               and each.cell.model == "deit_tiny")  # fmt: skip
-    assert ("deit_tiny", "april") not in {(trial.cell.model, trial.cell.attack) for trial in made.trials}
+    assert all("first block" in (each.refusal or "") for each in made.cells if each.attack == "april"
+               and each.model == "deit_tiny")  # fmt: skip
+    assert ("deit_tiny", "april") not in {(trial.cell.model, trial.cell.attack) for trial in made.tasks}
 
 
 def test_a_bound_is_refused_where_uploads_were_recorded(batches: Batches) -> None:
     bound = small_experiments(models={"deit_tiny": "oracle_patch_embedding"})
     direct, federated = (planned(bound, batches, uploads).cells for uploads in ("direct", "federated"))
     assert all(each.refusal is None for each in direct)
-    assert all("bound" in (each.refusal or "") for each in federated if each.cell.role == "bound")
+    assert all("bound" in (each.refusal or "") for each in federated if each.role == "bound")
 
 
 def test_a_withheld_tensor_is_refused_at_planning(batches: Batches) -> None:
@@ -216,9 +215,9 @@ def test_pictures_that_a_prior_was_made_of_are_left_out_of_its_cells_and_counted
     known = batches[0][0].name
     monkeypatch.setattr("fedmjp.benchmarks.plan.planning.measured_on", lambda name, sha256: name == known)
     made = planned(experiments, batches)
-    left_out = {each.cell.attack: each.left_out for each in made.cells}
+    left_out = {each.attack: each.left_out for each in made.cells}
     assert left_out == {"april": 1, "patch_embedding": 0, "grey": 0}
-    assert known not in {trial.picture.name for trial in made.trials if trial.cell.attack == "april"}
+    assert known not in {trial.picture.name for trial in made.tasks if trial.cell.attack == "april"}
 
 
 def test_settings_that_do_not_fit_a_scenario_are_refused() -> None:
@@ -230,15 +229,13 @@ def test_settings_that_do_not_fit_a_scenario_are_refused() -> None:
 
 def test_a_ledger_comes_back_as_it_was_saved(batches: Batches, tmp_path: Path) -> None:
     made = refusing(batches)
-    ledger = ledger_of(
-        [part.experiment for part in made.parts], made, title='Some, "title"', uploads="here", command="a 'b'"
-    )
+    ledger = describe(made, title='Some, "title"', uploads="here", command="a 'b'")
     ledger.save(tmp_path)
-    found = Ledger.load(tmp_path)
+    found = TrialPlan.load(tmp_path)
     assert found.cells == made.cells
     assert found.about == ledger.about
     assert found.trials.equals(ledger.trials)
-    paths = {path for trial in made.trials for path in files_of(trial).values()}
+    paths = {path for trial in made.tasks for path in trial.files.values()}
     rows = found.trials.to_dict("records")
     assert paths == {path for row in rows for path in found.files_of(row).values()}
 
@@ -248,7 +245,7 @@ def test_a_folder_without_a_whole_plan_is_named(
     experiments: list[Experiment], batches: Batches, damage: str, tmp_path: Path
 ) -> None:
     folder = tmp_path
-    ledger_of(experiments, planned(experiments, batches), title="t", uploads="u", command="c").save(folder)
+    describe(planned(experiments, batches), title="t", uploads="u", command="c").save(folder)
     path = folder / "plan.json"
     match damage:
         case "missing":
@@ -258,4 +255,4 @@ def test_a_folder_without_a_whole_plan_is_named(
         case _:
             path.write_text("[1]")
     with pytest.raises(OutputError, match="holds no results" if damage == "missing" else "damaged"):
-        Ledger.load(folder)
+        TrialPlan.load(folder)

@@ -36,11 +36,11 @@ packages = ["third_party"]
 MODULE = '''
 """What another package may add: an attack, which is one of ours under another name, and a defence."""
 
-from fedmjp.attacks.patch_embedding import PatchEmbedding
+from fedmjp.attacks.patch_embedding import PatchEmbeddingAttack
 from fedmjp.defences.base import Defence
 
 
-class MeanPatch(PatchEmbedding):
+class MeanPatch(PatchEmbeddingAttack):
     name = "mean_patch"
     paper = "none"
     summary = "a test of plug-ins"
@@ -65,7 +65,7 @@ from third_party import Halved, MeanPatch
 
 @pytest.mark.parametrize("check", fedmjp.attacks.testing.CHECKS, ids=lambda check: check.__name__)
 def test_conformance_of_the_attack(check):
-    check(fedmjp.attacks.testing.Trial(attack=MeanPatch(), model="deit_tiny"))
+    check(fedmjp.attacks.testing.AttackTrial(attack=MeanPatch(), model="deit_tiny"))
 
 @pytest.mark.parametrize("check", fedmjp.defences.testing.CHECKS, ids=lambda check: check.__name__)
 def test_conformance_of_the_defence(check):
@@ -141,7 +141,7 @@ def test_what_another_package_adds_is_listed_and_run(site: Path, tmp_path: Path)
     assert entries(attacks)["mean_patch"]["summary"] == "a test of plug-ins"
     assert entries(defences)["halved"]["summary"] == "half of the update"
     assert entries(defences)["halved"]["the server is told"] == "that half of it is sent"
-    assert "mean_patch" in (tmp_path / "attacked" / "leaderboard.csv").read_text(), errors
+    assert "mean_patch" in (tmp_path / "attacked" / "scores.csv").read_text(), errors
     board = pd.read_csv(tmp_path / "out" / "leaderboard.csv").query("role == 'attack'").set_index("defence")
     assert set(board.index) == {"none", "halved", "mjp", "mjp + halved"}
     assert board.loc["halved", "psnr_mean"] > 60, "a closed form does not care for the scale"

@@ -1,6 +1,6 @@
 """`fedmjp quickstart`: full-size DeiT-S through Flower, on two of eight pictures, shown up to four times of eight.
 
-All of it takes minutes: fedmjp.benchmarks.performance.quickstart runs it, results/quickstart-reference shows it.
+All of it takes minutes: benchmarks/performance/run.py quickstart runs it, results/quickstart-reference shows it.
 """
 
 import itertools

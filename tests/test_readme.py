@@ -7,18 +7,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
 import typer
 
 from fedmjp.cli import app
+from tests.studies import load_study
 
 ROOT = Path(__file__).parents[1]
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`]+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+OURS = ("fedmjp ", "python -m tests.", "python results/", "python benchmarks/")
 OTHERS = "my_package"  # stands for a package of the reader's
 NUMBERS = {"N", "ROUND"}  # stand for numbers of the reader's
 WORDS = 1800  # of the first page
@@ -27,7 +30,7 @@ LOST = {"named": {False}, "rebuilt": {False}, "lost": {True}, "mixed": {False, T
 
 
 def pages() -> list[Path]:
-    rooms = ("attacks", "benchmarks", "clients", "fedmjp/defences", "server")
+    rooms = ("attacks", "benchmarks", "clients", "clients/checks", "fedmjp/defences", "server")
     return [
         ROOT / "README.md",
         ROOT / ".github" / "CONTRIBUTING.md",
@@ -57,7 +60,8 @@ def commands() -> list[str]:
         lines = [line for block in SHELL.findall(text) for line in block.splitlines()]
         spans = [" ".join(span.split()) for span in CODE.findall(re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))]
         for line in [*lines, *spans]:
-            found += [part for part in re.split(r" && |;", line) if part.startswith(("fedmjp ", "python -m "))]
+            parts = [re.sub(r"^([A-Z_]+=\S+ )+", "", part) for part in re.split(r" && |;", line)]
+            found += [part for part in parts if part.startswith(OURS)]
     return sorted(set(found))
 
 
@@ -79,11 +83,21 @@ def test_a_command_is_understood(line: str) -> None:
     words = ["1" if word in NUMBERS else word for word in shlex.split(line, comments=True)]
     if words[0] == "fedmjp":
         parse(typer.main.get_command(app), words[1:])
+    elif words[1] == "-m":
+        parse(script(importlib.import_module(f"{words[2]}.__main__")), words[3:])
+    elif words[1] == "benchmarks/performance/run.py":
+        parse(script(importlib.import_module("fedmjp.benchmarks.performance.run")), words[2:])
     else:
-        module = importlib.import_module(words[2])
-        alone = typer.Typer()
-        alone.command()(module.main)
-        parse(typer.main.get_command(alone), words[3:])
+        parse(script(load_study(words[1].removeprefix("results/"))), words[2:])
+
+
+def script(module: ModuleType) -> click.Command:
+    """The command of a script, or the group of its commands."""
+    several = getattr(module, "app", None)
+    if several is None:
+        several = typer.Typer()
+        several.command()(module.main)
+    return typer.main.get_command(several)
 
 
 def parse(command: click.Command, words: list[str]) -> None:

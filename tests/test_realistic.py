@@ -6,10 +6,13 @@ import pandas as pd
 import pytest
 import torch
 
-from fedmjp.benchmarks.studies.realistic import CLOSED, STEPS, figure, rows_of, summary
 from fedmjp.data.selection import open_source, select
 from fedmjp.models.build import build_vit
 from fedmjp.scenario import Scenario
+from tests.studies import load_study
+
+study = load_study("realistic/study.py")
+CLOSED, STEPS, figure, rows_of, summary = study.CLOSED, study.STEPS, study.figure, study.rows_of, study.summary
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 
@@ -22,6 +21,7 @@ from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.updates import gradient
+from tests.boards import attack_board
 from tests.federations import MICRO, PLAIN, play, scenario_of
 from tests.several_uploads import witness
 
@@ -137,7 +137,7 @@ def test_an_attack_on_rounds_has_a_row_per_picture(
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
-    board = pd.read_csv(tmp_path / "leaderboard.csv").set_index("attack")
+    board = attack_board(tmp_path).set_index("attack")
     assert board.loc["witness", "n"] == board.loc["witness", "trials"] == 8
     assert board.loc["witness", "threat_uploads_per_picture"] == EPOCHS
     assert len(board.loc["witness", "provenance_weights_sha256"].split()) == STEPS

@@ -7,7 +7,7 @@ from fedmjp import provenance
 from fedmjp.benchmarks.federation import resources
 from fedmjp.benchmarks.federation.resources import clients_per_gpu, measured_step, resources_for, take_steps
 from fedmjp.errors import ConfigError
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import TrainingScenario
 from tests.federations import PLAIN, scenario_of
 
 H100 = 85_000_000_000  # bytes
@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_told_with_what_helps() -> None:
     assert clients_per_gpu(H100 // 10, H100, scenario) == 9
 
 
-def scenarios() -> list[Scenario]:
+def scenarios() -> list[TrainingScenario]:
     model = {"model": {"name": "deit_micro", "image_size": 64, "patch_size": 8, "classes": 4}}
     return [
         scenario_of(**model),
@@ -68,7 +68,9 @@ def scenarios() -> list[Scenario]:
 
 
 @pytest.mark.parametrize("scenario", scenarios(), ids=lambda scenario: scenario.label)
-def test_the_steps_that_are_measured_are_those_of_a_client(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_steps_that_are_measured_are_those_of_a_client(
+    scenario: TrainingScenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown: list[int] = []
     step = torch.optim.AdamW.step
 

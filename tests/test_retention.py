@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmjp.benchmarks.folder.ledger import Ledger
-from fedmjp.benchmarks.folder.pictures import files_of
-from fedmjp.benchmarks.plan.experiment import Keep, Plan, PlannedTrial
+from fedmjp.benchmarks.plan.experiment import Keep
+from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, TrialPlan
 from fedmjp.benchmarks.running.retention import Retention, extremes
-from fedmjp.benchmarks.running.runner import run_local
-from fedmjp.benchmarks.running.workers import Setup
+from fedmjp.benchmarks.running.runner import Setup, run_local
 from tests.experiments import Told, files, moved, rows, small_campaign
 
 
@@ -53,32 +51,32 @@ def test_equal_trials_are_taken_by_key() -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Setup]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrialPlan, Setup]:
     plan, setup = small_campaign(tmp_path_factory.mktemp("all"), pictures=6, seeds=(0,), keep="all")
     run_local(plan, setup, workers=1, progress=Told())
     return plan, setup
 
 
-def expected(plan: Plan, setup: Setup) -> set[str]:
-    """By the ledger alone, cell by cell."""
-    ledger = Ledger.of(plan, {})
-    trials = ledger.trials.merge(setup.store().frame()[["key", "scores"]], on="key")
+def expected(plan: TrialPlan, setup: Setup) -> set[str]:
+    """By the plan alone, cell by cell."""
+    trials = plan.trials.merge(setup.store().frame()[["key", "scores"]], on="key")
     shown: set[str] = set()
     for _, own in trials.groupby("cell"):
         ranked = own.assign(psnr=[scores["psnr"] for scores in own["scores"]]).sort_values(["psnr", "key"])
         three = ranked.iloc[[0, (len(ranked) - 1) // 2, len(ranked) - 1]]
-        shown |= {name for row in three.to_dict("records") for name in ledger.files_of(row).values()}
+        shown |= {name for row in three.to_dict("records") for name in plan.files_of(row).values()}
     return shown
 
 
-def test_all_keeps_every_file_that_the_ledger_names(finished: tuple[Plan, Setup]) -> None:
+def test_all_keeps_every_file_that_the_plan_names(finished: tuple[TrialPlan, Setup]) -> None:
     plan, setup = finished
-    ledger = Ledger.of(plan, {})
-    rows_of_plan = ledger.trials.to_dict("records")
-    assert files(setup).keys() == {name for row in rows_of_plan for name in ledger.files_of(row).values()}
+    rows_of_plan = plan.trials.to_dict("records")
+    assert files(setup).keys() == {name for row in rows_of_plan for name in plan.files_of(row).values()}
 
 
-def test_extremes_keep_three_trials_per_cell_and_what_they_share(finished: tuple[Plan, Setup], tmp_path: Path) -> None:
+def test_extremes_keep_three_trials_per_cell_and_what_they_share(
+    finished: tuple[TrialPlan, Setup], tmp_path: Path
+) -> None:
     plan, everything = finished
     setup = moved(everything, tmp_path)
     bystanders = [tmp_path / "notes.png", tmp_path / "pictures.png"]
@@ -99,7 +97,7 @@ def test_extremes_keep_three_trials_per_cell_and_what_they_share(finished: tuple
     assert all(path.exists() for path in bystanders)
 
 
-def test_none_writes_nothing(finished: tuple[Plan, Setup], tmp_path: Path) -> None:
+def test_none_writes_nothing(finished: tuple[TrialPlan, Setup], tmp_path: Path) -> None:
     plan, everything = finished
     setup = moved(everything, tmp_path, keep="none")
     run_local(plan, setup, workers=1, progress=Told())
@@ -109,7 +107,7 @@ def test_none_writes_nothing(finished: tuple[Plan, Setup], tmp_path: Path) -> No
 
 @pytest.mark.parametrize("keep", ["extremes", "all"])
 def test_an_interrupted_run_ends_with_the_same_pictures(
-    finished: tuple[Plan, Setup], tmp_path: Path, keep: Keep
+    finished: tuple[TrialPlan, Setup], tmp_path: Path, keep: Keep
 ) -> None:
     plan, everything = finished
     setup = moved(everything, tmp_path, keep=keep)
@@ -121,27 +119,27 @@ def test_an_interrupted_run_ends_with_the_same_pictures(
     assert files(setup).keys() == wanted
 
 
-def test_pictures_of_a_cell_in_work_stay(finished: tuple[Plan, Setup], tmp_path: Path) -> None:
+def test_pictures_of_a_cell_in_work_stay(finished: tuple[TrialPlan, Setup], tmp_path: Path) -> None:
     """Another cell's end must not take an original that a running job has just written."""
     plan, everything = finished
     setup = moved(everything, tmp_path)
-    pictures, cells = setup.output.pictures, list(dict.fromkeys(trial.cell for trial in plan.trials))
-    first, second = ([trial for trial in plan.trials if trial.cell == cell] for cell in cells[:2])
+    pictures, cells = setup.output.pictures, list(dict.fromkeys(trial.cell for trial in plan.tasks))
+    first, second = ([trial for trial in plan.tasks if trial.cell == cell] for cell in cells[:2])
 
     def paths(trial: PlannedTrial) -> list[Path]:
-        return [pictures / name for name in files_of(trial).values()]
+        return [pictures / name for name in trial.files.values()]
 
     store = setup.store()
     retention = Retention("extremes", plan, pictures, store)
-    retention.starts([*first, *second])
+    retention.start([*first, *second])
     for trial in [*first, *second]:
         for path in paths(trial):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
     done = everything.store()
     store.put(done.trials([trial.key for trial in first]))
-    retention.ends(first)
+    retention.mark_finished(first)
     assert all(path.exists() for trial in second for path in paths(trial))
     store.put(done.trials([trial.key for trial in second]))
-    retention.ends(second)
+    retention.mark_finished(second)
     assert files(setup).keys() == expected(plan, setup)

@@ -8,8 +8,9 @@ from fedmjp.benchmarks.federation.simulation import RunFolder, simulate
 from fedmjp.config import RunConfig
 from fedmjp.defences.pipeline import DefenceConfig, pipeline_of
 from fedmjp.errors import ConfigError
-from fedmjp.scenario import Scenario, Turn
+from fedmjp.scenario import Scenario
 from fedmjp.settings import Picture, Setting
+from fedmjp.setups import Turn
 
 
 def test_a_defence_reads_the_same_from_text_and_from_a_file() -> None:

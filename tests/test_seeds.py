@@ -5,8 +5,10 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fedmjp.benchmarks.studies.seeds import table
 from fedmjp.errors import BadInputError
+from tests.studies import load_study
+
+table = load_study("learning/seeds.py").table
 
 
 @pytest.fixture

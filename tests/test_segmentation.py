@@ -8,24 +8,29 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from fedmjp.cli.keys import SEGMENTED
+from fedmjp import running
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.errors import CheckpointError, ConfigError, DataError
-from fedmjp.lean import timm
 from fedmjp.models.build import build
 from fedmjp.seeds import scoped_randomness
-from fedmjp.segmentation.config import SegmentationConfig, SegmentationRecipe, UperNetModel
-from fedmjp.segmentation.crops import training_crop, whole
-from fedmjp.segmentation.evaluation import count, figures_of
-from fedmjp.segmentation.network import build_network
-from fedmjp.segmentation.scenes import CLASSES, IGNORED, open_scenes
-from fedmjp.segmentation.training import learning_rate_factor
 from fedmjp.training.state import save_weights
-from tests.test_cli import run
+from tests.studies import load_study
+
+study = load_study("segmentation/study.py")
+CLASSES, IGNORED, count, figures_of, open_scenes = (
+    study.CLASSES, study.IGNORED, study.count, study.figures_of, study.open_scenes,
+)  # fmt: skip
+SegmentationConfig, SegmentationRecipe, UperNetModel = (
+    study.SegmentationConfig, study.SegmentationRecipe, study.UperNetModel,
+)  # fmt: skip
+build_network, learning_rate_factor, training_crop, whole = (
+    study.build_network, study.learning_rate_factor, study.training_crop, study.whole,
+)  # fmt: skip
 
 SMALL = {"dim": 12, "depths": [1, 1, 1, 1], "heads": [1, 1, 2, 2], "window": 4, "channels": 16, "auxiliary_channels": 8}
 SETTINGS = [f"model.{key}={str(value).strip('[]').replace(' ', '')}" for key, value in SMALL.items()]
@@ -55,6 +60,13 @@ def scenes_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["study.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        running.run(study.app)
+    return int(ended.value.code or 0)
+
+
 class StoppedError(Exception):
     pass
 
@@ -68,13 +80,13 @@ def test_a_network_learns_scenes_and_goes_on_where_it_was_stopped(
     scenes_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = {"iterations": 30, "batch_size": 4, "crop": 32, "learning_rate": 0.02, "warmup_iterations": 2}
-    words = ["segment", "train", "--data", str(scenes_folder), *SETTINGS, "recipe.checkpoint_every=10"]
+    words = ["train", "--data", str(scenes_folder), *SETTINGS, "recipe.checkpoint_every=10"]
     words += [f"recipe.{key}={value}" for key, value in recipe.items()]
     parts = tmp_path / "parts"
     assert run(monkeypatch, *words, "--output", str(tmp_path / "whole")) == 0
     assert "need ones trained on ImageNet" in capsys.readouterr().out
     with monkeypatch.context() as patched:
-        patched.setattr(sys.modules["fedmjp.cli.segment"], "tell", stop_at_first_checkpoint)
+        patched.setattr(study, "tell", stop_at_first_checkpoint)
         with pytest.raises(StoppedError):
             run(patched, *words, "--output", str(parts))
     assert run(monkeypatch, *words, "--output", str(parts)) == 0
@@ -82,7 +94,7 @@ def test_a_network_learns_scenes_and_goes_on_where_it_was_stopped(
     assert histories[0]["iteration"].tolist() == [10, 20, 30]
     assert histories[0]["loss"].tolist() == histories[1]["loss"].tolist()
     capsys.readouterr()
-    evaluated = ["segment", "evaluate", str(parts), "--data", str(scenes_folder), "--output", str(tmp_path / "figures")]
+    evaluated = ["evaluate", str(parts), "--data", str(scenes_folder), "--output", str(tmp_path / "figures")]
     assert run(monkeypatch, *evaluated) == 0
     assert "Swin-T + MJP (the paper's): mIoU 44.03, mAcc 55.50" in capsys.readouterr().out
     figures = json.loads((tmp_path / "figures" / "segmentation.json").read_text())
@@ -234,7 +246,7 @@ def test_values_out_of_range_are_refused(values: dict[str, Any], message: str) -
 
 
 def test_help_lists_every_key_there_is() -> None:
-    told = {f"{group}.{name}" for group, names in SEGMENTED.items() for name in names.split(", ")}
+    told = {f"{group}.{name}" for group, names in study.KEYS.items() for name in names.split(", ")}
     settable = SegmentationConfig.keys()
     of_files = {"model.weights.path", "model.weights.sha256"}
     assert told == {key for key in settable if "." in key} - of_files

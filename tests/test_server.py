@@ -21,12 +21,12 @@ from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.clients.app import train
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackNotApplicableError
-from fedmjp.exchange import private_of_round
+from fedmjp.exchange import prepare_round
 from fedmjp.facade import attack
 from fedmjp.models.adopt import adopt
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
-from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.scenario import Scenario, make_run_config
 from fedmjp.server.aggregation import Aggregator
 from fedmjp.server.shelf import Shelf
 from fedmjp.server.tap import UploadTap
@@ -206,7 +206,7 @@ def client_message(partitions: int = 2, scenario: Scenario = SCENARIO) -> tuple[
     message = Message(content=content, message_type=MessageType.TRAIN, dst_node_id=1)
     message.metadata.__dict__["_message_id"] = "message"
     context = SimpleNamespace(
-        run_config=run_config_of([scenario]).flat(),
+        run_config=make_run_config([scenario]).flat(),
         node_config={"partition-id": 0, "num-partitions": partitions, "reads": "/"},
         node_id=1,
     )
@@ -229,7 +229,7 @@ def test_a_client_sends_the_weight_delta_of_a_batch_where_it_is_asked_to() -> No
     message, context = client_message(scenario=scenario)
     content = train(message, context).content
     assert dict(content["metrics"]) == {"num-examples": 2}
-    batch = private_of_round(scenario, select_for(scenario), client=0, server_round=1)
+    batch = prepare_round(scenario, select_for(scenario), client=0, server_round=1)
     expected = delta(build_vit(SCENARIO.network), batch, steps=2, learning_rate=0.1)
     sent = content["arrays"].to_torch_state_dict()
     assert all(torch.allclose(sent[name], tensor, atol=1e-7) for name, tensor in expected.items())

@@ -4,7 +4,6 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -25,16 +24,16 @@ from fedmjp.exchange import Exchange
 from fedmjp.metrics.pictures import psnr
 from fedmjp.models import names
 from fedmjp.models.build import blueprint, build_vit, with_weights
-from fedmjp.modifications import SCOPE
 from fedmjp.patches import to_patches
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload, record_name
-from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.scenario import Scenario, make_run_config
 from fedmjp.server.loop import Federation
-from fedmjp.threat import ThreatModel
+from fedmjp.threat import SCOPE, ThreatModel
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.updates import gradient
-from fedmjp.wire import evaluator_of_round, uploads_of_round
+from fedmjp.wire import evaluator_folder, uploads_folder
+from tests.boards import attack_board
 from tests.conftest import SMALL, small_scenario
 from tests.federations import MICRO, PLAIN, InProcess, play
 from tests.federations import scenario_of as federation_of
@@ -82,7 +81,7 @@ def test_the_loop_sends_and_records_what_direct_mode_computes(
         }
     )  # fmt: skip
     folder, grid = RunFolder(tmp_path), InProcess(scenario, TrainingFolder(tmp_path))
-    grid.run = run_config_of([scenario], uploads_folder=str(folder.uploads), evaluator_folder=str(folder.evaluator))
+    grid.run = make_run_config([scenario], uploads_folder=str(folder.uploads), evaluator_folder=str(folder.evaluator))
     assert Federation(grid, scenario, grid.run).play() == []  # type: ignore[arg-type]
     selection = select_for(scenario)
     for batch in selection.batches(scenario):
@@ -201,7 +200,7 @@ def test_only_wanted_pictures_are_planned_and_attacks_are_asked_about_one_pictur
     experiment = Experiment.parse({"scenario": scenario, "attacks": tried, "settings": ["a"]})
     batch = tuple(PictureEntry(f"{place}.png", label, "0") for place, label in enumerate([7, 3, 9, 7]))
     planned = plan([experiment], [[batch]], uploads="direct")
-    assert [trial.picture.name for trial in planned.trials] == ["1.png"]
+    assert [trial.picture.name for trial in planned.tasks] == ["1.png"]
     exact, matching, imprint = planned.cells
     assert (exact.refusal, exact.caveat, exact.left_out) == (None, None, 0), "one picture is no mixture"
     assert "all pictures of an upload" in str(matching.refusal)
@@ -229,7 +228,7 @@ def test_a_campaign_names_a_server_and_a_table_says_which(tmp_path: Path) -> Non
     result = CliRunner().invoke(app, [*asked, *size, "--output", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert " ".join(SCOPE.split()) in " ".join(result.output.split())
-    rows = pd.read_csv(tmp_path / "leaderboard.csv").set_index("attack")
+    rows = attack_board(tmp_path).set_index("attack")
     assert rows.loc["patch_embedding", "threat_server"] == "class_fishing"
     assert (rows.loc["patch_embedding", "n"], rows.loc["patch_embedding", "exact"]) == (1, 1.0)
 
@@ -271,8 +270,8 @@ def test_a_training_run_is_changed_in_recorded_rounds_alone_and_learns_nothing_f
     weights, grid = play(federation_of(**asked, **sums), tmp_path / "suppressed")
     assert all(torch.allclose(weights[name], honest[name], atol=1e-7) for name in honest)
     (scenario,) = grid.scenarios
-    folder = uploads_of_round(TrainingFolder(tmp_path / "suppressed").records, 2) / scenario.folder
-    private = evaluator_of_round(TrainingFolder(tmp_path / "suppressed").records, 2) / scenario.folder
+    folder = uploads_folder(TrainingFolder(tmp_path / "suppressed").records, 2) / scenario.folder
+    private = evaluator_folder(TrainingFolder(tmp_path / "suppressed").records, 2) / scenario.folder
     model = build_vit(scenario.network)
     model.load_state_dict(weights)
     alone = gradient(model, PrivateBatch.load(private / record_name(2, 0)))

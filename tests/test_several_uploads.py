@@ -6,20 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 
-from fedmjp.attacks.patch_embedding import PatchEmbedding
-from fedmjp.attacks.testing import CHECKS, Trial
+from fedmjp.attacks.patch_embedding import PatchEmbeddingAttack
+from fedmjp.attacks.testing import CHECKS, AttackTrial
 from fedmjp.benchmarks.campaign.spec import Campaign
 from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.benchmarks.folder.output import OutputFolder
 from fedmjp.benchmarks.plan.experiment import Experiment
 from fedmjp.benchmarks.plan.planning import plan
 from fedmjp.benchmarks.running.engine import Job, jobs
-from fedmjp.benchmarks.running.runner import Foreman, run_local
-from fedmjp.benchmarks.running.workers import Setup
+from fedmjp.benchmarks.running.runner import Foreman, Setup, run_local
 from fedmjp.benchmarks.uploads import direct as direct_uploads
 from fedmjp.benchmarks.uploads.direct import DirectUploads, Memory
 from fedmjp.benchmarks.uploads.source import RecordedUploads, played
@@ -32,6 +30,7 @@ from fedmjp.records import Upload, weights_digest
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
+from tests.boards import attack_board
 from tests.conftest import batch_of, small_model, small_scenario, upload_of
 from tests.experiments import Told
 from tests.several_uploads import Witness, record, reply, witness, write_manifest
@@ -74,9 +73,7 @@ def uploads(pictures: Selection) -> tuple[Upload, Upload]:
 
 
 def seen(attack: Witness, upload: Upload) -> dict[str, float]:
-    made = attack.reconstruct(
-        [upload], small_model(defence="mjp"), ThreatModel(), generator=torch.Generator().manual_seed(0)
-    )
+    made = attack.run([upload], small_model(defence="mjp"), ThreatModel(), generator=torch.Generator().manual_seed(0))
     return dict(made[0].diagnostics)
 
 
@@ -92,9 +89,9 @@ def test_an_attack_gets_others_if_it_reads_them_and_a_generator_of_all(uploads: 
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_the_conformance_suite_gives_others_and_degraded_uploads(check: Callable[[Trial], None]) -> None:
+def test_the_conformance_suite_gives_others_and_degraded_uploads(check: Callable[[AttackTrial], None]) -> None:
     threat = ThreatModel.parse({"uploads_per_picture": 2, "defences": DEGRADED})
-    trial = Trial(attack=Witness(), model="deit_tiny", threat=threat, gain=None)
+    trial = AttackTrial(attack=Witness(), model="deit_tiny", threat=threat, gain=None)
     model, uploads = trial.control("mjp")
     made = trial.run(uploads, model)
     assert [each.diagnostics["uploads"] for each in made] == [2, 2]
@@ -104,7 +101,7 @@ def test_the_conformance_suite_gives_others_and_degraded_uploads(check: Callable
 def test_attacks_on_single_uploads_do_not_change_by_others(uploads: tuple[Upload, Upload]) -> None:
     first, second = uploads
     made = [
-        PatchEmbedding().reconstruct(
+        PatchEmbeddingAttack().run(
             [each], small_model(defence="mjp"), ThreatModel(), generator=torch.Generator().manual_seed(0)
         )[0]
         for each in (first, replace(first, others=(second, replace(second, kind="delta"))))
@@ -163,10 +160,10 @@ def test_a_campaign_computes_every_upload_once(witness: str, tmp_path: Path, mon
     assert [job.uploads for job in jobs(planned)] == [0, 0, 0, 1, 1, 1]
     assert run_local(planned, setup, workers=1, progress=Told()) == 0
     assert passes == [4] * 3 * 2, "three uploads at two mask ratios, whatever the number of experiments"
-    rows = {row.key: row for row in store.trials([trial.key for trial in planned.trials])}
+    rows = {row.key: row for row in store.trials([trial.key for trial in planned.tasks])}
     assert {row.status for row in rows.values()} == {"ok"}
     found = set()
-    for trial in planned.trials:
+    for trial in planned.tasks:
         told = rows[trial.key].diagnostics
         found.add((trial.cell.threat.uploads_per_picture, told["uploads"], told["masks"]))
     assert found == {(count, count, count) for count in counts}
@@ -174,7 +171,8 @@ def test_a_campaign_computes_every_upload_once(witness: str, tmp_path: Path, mon
 
 def test_a_worker_goes_on_with_the_uploads_that_it_has_computed() -> None:
     waiting = deque(Job(part, (), uploads) for uploads in range(3) for part in range(3))
-    foreman: Any = Foreman(*[None] * 5)  # type: ignore[arg-type]
+    foreman: Any = Foreman.__new__(Foreman)
+    foreman._computed = {}
     order = [(slot, foreman._next(slot, waiting)) for slot in (0, 1, 0, 1, 0, 0, 1, 0, 1)]
     assert [(slot, job.uploads) for slot, job in order] == [
         (0, 0), (1, 1), (0, 0), (1, 1), (0, 0), (0, 2), (1, 1), (0, 2), (1, 2),
@@ -269,7 +267,7 @@ def test_a_recording_of_several_uploads_is_attacked(
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
-    board = pd.read_csv(tmp_path / "attack" / "leaderboard.csv").set_index("attack")
+    board = attack_board(tmp_path / "attack").set_index("attack")
     assert board.loc["witness", "threat_uploads_per_picture"] == 2
     assert board.loc["witness", "defence"] == "mjp + prune:kept=0.5 + gaussian + round"
 

@@ -18,14 +18,14 @@ from fedmjp.benchmarks.deployment.creating import create
 from fedmjp.benchmarks.deployment.dealing import deal_to_sites
 from fedmjp.benchmarks.deployment.layout import DeploymentConfig
 from fedmjp.benchmarks.deployment.training import at_sites, class_list, node_keys
-from fedmjp.clients.consent import Allowed
+from fedmjp.clients.consent import Consent
 from fedmjp.config import Checkpoint, RunConfig
 from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import evaluation_batches
 from fedmjp.errors import ConfigError, DataError, FederationError, OutputError
 from fedmjp.learning import PartitionConfig, Recipe
 from fedmjp.models.build import build
-from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.scenario import TrainingScenario, make_run_config
 from fedmjp.server.loop import Federation
 from fedmjp.server.roster import Roster, key_of
 from fedmjp.server.site_validation import combined
@@ -48,7 +48,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def train(scenario: Scenario, root: Path, own: Mapping[int, str]) -> TrainingFolder:
+def train(scenario: TrainingScenario, root: Path, own: Mapping[int, str]) -> TrainingFolder:
     folder = TrainingFolder(root)
     folder.root.mkdir(exist_ok=True)
     grid = InProcess(scenario, folder, own=own)
@@ -102,7 +102,7 @@ def test_one_site_that_lies_counts_little() -> None:
     ],
 )
 def test_a_node_reads_what_its_config_says(node: dict[str, str], named: str, own: str | None) -> None:
-    assert Allowed.of(node, named, "") == (own, None)
+    assert Consent.of(node, named, "") == (own, None)
 
 
 @pytest.mark.parametrize(
@@ -117,11 +117,11 @@ def test_a_node_reads_what_its_config_says(node: dict[str, str], named: str, own
 )
 def test_a_node_allows_nothing_else(node: dict[str, str], private: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        Allowed.of(node, "/etc", private)
+        Consent.of(node, "/etc", private)
 
 
 def test_a_node_may_allow_private_pictures_to_be_left() -> None:
-    assert Allowed.of({"data": "/site", "leaves": "/left"}, "x", "/left/run").private == Path("/left/run")
+    assert Consent.of({"data": "/site", "leaves": "/left"}, "x", "/left/run").private == Path("/left/run")
 
 
 class Keyed:
@@ -154,7 +154,7 @@ def test_a_deployments_keys_are_in_its_runs(tmp_path: Path) -> None:
     config = DeploymentConfig.parse({"sites": ["north", "south"], "state": str(tmp_path / "state")})
     keys = node_keys(create(tmp_path / "hospital", config))
     assert len({*keys}) == 2
-    assert RunConfig.read(run_config_of([scenario_of()], node_keys=keys).flat()).node_keys == keys
+    assert RunConfig.read(make_run_config([scenario_of()], node_keys=keys).flat()).node_keys == keys
 
 
 def pixels_of(*datasets: LabelledDataset) -> list[bytes]:

@@ -7,13 +7,15 @@ import torch
 
 from fedmjp.attacks.mjp.facts import linear_facts
 from fedmjp.attacks.mjp.span.equations import LEVEL_WEIGHT, equations
-from fedmjp.benchmarks.studies.span_information import patch_bounds
 from fedmjp.data.selection import select_for
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import to_patches
 from fedmjp.private import PrivateBatch
 from fedmjp.settings import Picture
 from tests.conftest import private_batch, small_scenario, upload_of
+from tests.studies import load_study
+
+patch_bounds = load_study("span_certificates/study.py").patch_bounds
 
 STEP = 1e-5
 
@@ -30,7 +32,7 @@ def test_the_bound_is_that_of_a_difference_quotient(batch: PrivateBatch, defende
     facts = linear_facts(upload, defended)
     setup = equations(upload, facts, defended)
     patches = to_patches((batch.clean - defended.mean) / defended.std, defended.patch_size)[0].double()
-    truth = (patches - facts.known) @ facts.basis.mT
+    truth = (patches - facts.outside) @ facts.basis.mT
     tokens = setup.tokens(truth, torch.arange(len(truth)))
     seen = setup.block.keys_values(torch.cat([setup.class_token, tokens]))
     attention = setup.block.attention(tokens, seen)

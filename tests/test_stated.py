@@ -9,9 +9,9 @@ import pytest
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.defences import DEFENCES
-from fedmjp.modifications import SERVERS
 from fedmjp.registry import Registry
-from fedmjp.stated import stated
+from fedmjp.stated import read_literal
+from fedmjp.threat import SERVERS
 
 LISTED = [
     (ATTACKS, ("name", "role", "summary")),
@@ -53,8 +53,8 @@ def test_what_is_read_of_our_classes_is_what_they_state(registry: Registry[Any],
 
 
 def test_literals_of_a_class_and_of_its_bases_are_read_without_an_import(module: str) -> None:
-    assert stated(f"{module}:Listed", "name") == "listed"
-    assert stated(f"{module}:Listed", "role") == "floor"
+    assert read_literal(f"{module}:Listed", "name") == "listed"
+    assert read_literal(f"{module}:Listed", "role") == "floor"
     assert module not in sys.modules
 
 
@@ -63,7 +63,7 @@ def test_literals_of_a_class_and_of_its_bases_are_read_without_an_import(module:
 )
 def test_what_no_source_says_is_not_guessed(module: str, name: str, attribute: str) -> None:
     with pytest.raises(ValueError, match=r"gives \w+ no value|malformed node"):
-        stated(f"{module}:{name}", attribute)
+        read_literal(f"{module}:{name}", attribute)
 
 
 def test_classes_of_other_packages_are_asked_themselves(module: str, monkeypatch: pytest.MonkeyPatch) -> None:

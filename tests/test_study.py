@@ -100,7 +100,7 @@ def test_keys_are_cut_but_where_that_joined_trials(finished: Path, copied: Path)
     assert sorted(read_study(copied)[0].trials["key"]) == sorted(key[:DIGITS] for key in whole)
     alike = {key: f"{'0' * DIGITS}{place}" for place, key in enumerate(whole)}
     same = StudyTrials(store.frame().replace({"key": alike}), store.environments())
-    write_study(copied / TRIALS, replace(ledger, trials=ledger.trials.replace({"key": alike})), same)
+    write_study(copied / TRIALS, replace(ledger, table=ledger.trials.replace({"key": alike})), same)
     assert read_study(copied)[0].trials["key"].tolist() == list(alike.values())
 
 

@@ -22,8 +22,8 @@ from fedmjp.server.refusals import RefusalFile
 from fedmjp.training.central import TrainingEvents, open_pictures, train
 from fedmjp.training.config import TrainingConfig
 from fedmjp.training.loop import Schedule, Trainer
+from fedmjp.training.process_group import ProcessGroup
 from fedmjp.training.run_folder import TrainingFolder
-from fedmjp.training.together import Together
 from tests.federations import PLAIN, play, scenario_of
 
 MODEL = {"name": "deit_micro", "image_size": 32, "patch_size": 4, "classes": 1000}
@@ -87,7 +87,7 @@ def test_a_client_of_two_processes_sends_what_one_would_have_sent(
     recipe = PLAIN | {"batch_size": 4, "drop_path": 0.0, "mixup": 0.8}
     scenario = scenario_of(clients=1, rounds=1, local_epochs=2, strategy="fedprox", recipe=recipe)
     expected, _ = play(scenario, tmp_path / "one")
-    monkeypatch.setattr("fedmjp.clients.training.processes_for", lambda _scenario: 2)
+    monkeypatch.setattr("fedmjp.clients.training.count_processes", lambda _scenario: 2)
     found, grid = play(scenario, tmp_path / "two")
     assert grid.replies[1, 0].content["metrics"]["pictures"] == 16
     assert moved_alike(build(scenario.network).state_dict(), found, expected)
@@ -96,9 +96,9 @@ def test_a_client_of_two_processes_sends_what_one_would_have_sent(
 
 @pytest.mark.slow
 def test_a_client_whose_other_process_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedmjp.clients.training.processes_for", lambda _scenario: 2)
+    monkeypatch.setattr("fedmjp.clients.training.count_processes", lambda _scenario: 2)
     monkeypatch.setattr("fedmjp.clients.several_gpus._help", os.abort)
-    monkeypatch.setattr("fedmjp.training.together.PATIENCE", timedelta(seconds=5))
+    monkeypatch.setattr("fedmjp.training.process_group.PATIENCE", timedelta(seconds=5))
     play(scenario_of(clients=1, rounds=1), tmp_path)
     (refused,) = RefusalFile.of_run(tmp_path).read()
     assert "process 0 of 2 that train together lost the others, one of which ended" in refused.reason
@@ -115,14 +115,14 @@ def test_what_processes_cannot_share_is_refused(model: dict, defence: str | None
     pipeline = read_pipeline([defence] if defence else [])
     network, learning = build(ModelConfig.parse(MODEL | model)), Learning.parse({"recipe": RECIPE | {"mixup": 0}})
     with pytest.raises(TrainingError, match=refused):
-        Trainer(network, learning, pipeline, schedule=Schedule(1, 1), seed=0, together=Together(0, 2))
+        Trainer(network, learning, pipeline, schedule=Schedule(1, 1), seed=0, group=ProcessGroup(0, 2))
 
 
 def test_alone_a_gradient_stays_as_it_is() -> None:
     parameter = torch.nn.Parameter(torch.zeros(3))
     parameter.grad = torch.tensor([1.0, 2.0, 3.0])
     before = parameter.grad
-    sums = Together().average([parameter], torch.tensor([2.0, 0.5]), 4)
+    sums = ProcessGroup().average([parameter], torch.tensor([2.0, 0.5]), 4)
     assert sums.tolist() == [8.0, 2.0, 4.0]
     assert parameter.grad is before
 
@@ -134,8 +134,8 @@ def test_what_no_part_uses_gets_no_gradient(pictures: int, monkeypatch: pytest.M
         used.grad = torch.ones(2)
     # The other process has one picture: two values of each gradient, who uses what, a loss, the count.
     other = torch.tensor([5.0, 9.0, 0.0, 0.0, 1.0, 0.0, 2.0, 1.0])
-    monkeypatch.setattr(Together, "sum", lambda _self, values: values + other)
-    sums = Together(0, 2).average([used, unused], torch.tensor([4.0]), pictures)
+    monkeypatch.setattr(ProcessGroup, "sum", lambda _self, values: values + other)
+    sums = ProcessGroup(0, 2).average([used, unused], torch.tensor([4.0]), pictures)
     assert used.grad is not None
     assert used.grad.tolist() == [(pictures + 5) / (pictures + 1), (pictures + 9) / (pictures + 1)]
     assert unused.grad is None

@@ -9,22 +9,17 @@ import pytest
 
 from fedmjp.benchmarks.folder.study import keep_rows
 from fedmjp.benchmarks.report.drawing import CEILING, STYLE
-from fedmjp.benchmarks.studies.trade_off import (
-    Point,
-    accuracy,
-    drawn,
-    joined,
-    of_one_gradient,
-    on_front,
-    point,
-    spread,
-    table,
-)
-from fedmjp.benchmarks.studies.trained_under import rows_by_weights
-from fedmjp.benchmarks.studies.training_cost import DEFENCES, PARTITIONS, scenario_of
 from fedmjp.defences.pipeline import pipeline_of
 from fedmjp.errors import BadInputError
 from tests.conftest import ROOT
+from tests.studies import load_study
+
+trade_off = load_study("defences/trade_off.py")
+Point, accuracy, drawn, joined, of_one_gradient = (
+    trade_off.Point, trade_off.accuracy, trade_off.drawn, trade_off.joined, trade_off.of_one_gradient,
+)  # fmt: skip
+on_front, point, spread, table = trade_off.on_front, trade_off.point, trade_off.spread, trade_off.table
+training_cost, trained_under = load_study("training_cost/study.py"), load_study("trained_under/study.py")
 
 BOARD = ROOT / "results" / "defences"
 
@@ -117,7 +112,7 @@ def test_the_boards_rows_have_the_medians_of_its_table() -> None:
     named = {name: float(cell.split(", ")[1].split()[0]) for name, cell in printed.items() if " dB" in cell}
     capped = {name: min(CEILING, value) for name, value in named.items()}  # above it the table has the larger n
     assert {name: min(CEILING, medians.loc[name].max()) for name in named} == pytest.approx(capped, abs=0.051)
-    assert len(named) > len(DEFENCES)
+    assert len(named) > len(training_cost.DEFENCES)
 
 
 def test_a_defence_is_of_the_last_folder_that_has_it_in_a_partition(tmp_path: Path) -> None:
@@ -132,14 +127,14 @@ def test_a_defence_is_of_the_last_folder_that_has_it_in_a_partition(tmp_path: Pa
 def test_attacks_are_kept_by_the_weights_that_they_were_on_and_other_ones_not_mixed_with_them(tmp_path: Path) -> None:
     rows = [{"weights_sha256": f"{place}", "attack": name, "psnr": 10.0} for place in (0, 1) for name in ("grey", "a")]
     about = {"battery": "standard 4", "pictures": 3}
-    assert rows_by_weights(tmp_path, about) == {}
+    assert trained_under.rows_by_weights(tmp_path, about) == {}
     keep_rows(tmp_path, pd.DataFrame(rows), about)
-    assert rows_by_weights(tmp_path, about) == {"0": rows[:2], "1": rows[2:]}
+    assert trained_under.rows_by_weights(tmp_path, about) == {"0": rows[:2], "1": rows[2:]}
     with pytest.raises(BadInputError, match=r"rows with \{'pictures': 3\}, not .*another --output"):
-        rows_by_weights(tmp_path, {**about, "pictures": 4})
+        trained_under.rows_by_weights(tmp_path, {**about, "pictures": 4})
     keep_rows(tmp_path, pd.DataFrame(rows).drop(columns="weights_sha256"), about)
     with pytest.raises(BadInputError, match="does not say which weights"):
-        rows_by_weights(tmp_path, about)
+        trained_under.rows_by_weights(tmp_path, about)
 
 
 def test_a_figure_and_a_line_per_defence() -> None:
@@ -154,8 +149,10 @@ def test_a_figure_and_a_line_per_defence() -> None:
 
 
 def test_federations_differ_in_their_defence_alone() -> None:
-    asked = {name: scenario_of("bundled", "iid", name, 0) for name in DEFENCES}
-    assert len({pipeline_of(one.defences).label for one in asked.values()}) == len(DEFENCES)
+    asked = {name: training_cost.scenario_of("bundled", "iid", name, 0) for name in training_cost.DEFENCES}
+    assert len({pipeline_of(one.defences).label for one in asked.values()}) == len(training_cost.DEFENCES)
     others = {one.model_copy(update={"defences": (), "model": asked["none"].model}).digest() for one in asked.values()}
     assert len(others) == 1
-    assert scenario_of("bundled", PARTITIONS[1], "none", 0).digest() != asked["none"].digest()
+    assert (
+        training_cost.scenario_of("bundled", training_cost.PARTITIONS[1], "none", 0).digest() != asked["none"].digest()
+    )

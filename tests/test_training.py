@@ -25,7 +25,7 @@ from fedmjp.errors import CheckpointError, ConfigError, DataError, TrainingError
 from fedmjp.learning import OFFICIAL_CODE, Learning, Recipe
 from fedmjp.models.build import build
 from fedmjp.randomness import SeededRandomness
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import TrainingScenario
 from fedmjp.training.central import TrainingEvents, open_pictures
 from fedmjp.training.central import train as train_on
 from fedmjp.training.config import TrainingConfig
@@ -140,11 +140,11 @@ def test_a_run_may_go_on_with_more_reading_processes_but_not_with_another_recipe
     assert config_of().digest() == config_of(checkpoint_every=3, recipe=WHOLE | {"workers": 2}).digest()
     assert config_of().digest() != config_of(recipe=WHOLE | {"mixup": 0.5}).digest()
     training = {"recipe": {"warmup_epochs": 1}}
-    digest = Scenario.parse({"training": training}).digest_of_run()
-    assert digest == Scenario.parse({"training": training | {"round_seconds": 5}}).digest_of_run()
-    assert digest == Scenario.parse({"training": training, "data": "elsewhere"}).digest_of_run()
-    assert digest != Scenario.parse({"training": training | {"rounds": 11}}).digest_of_run()
-    assert digest != Scenario.parse({"training": training, "defences": ["clip"]}).digest_of_run()
+    digest = TrainingScenario.parse({"training": training}).digest_of_run()
+    assert digest == TrainingScenario.parse({"training": training | {"round_seconds": 5}}).digest_of_run()
+    assert digest == TrainingScenario.parse({"training": training, "data": "elsewhere"}).digest_of_run()
+    assert digest != TrainingScenario.parse({"training": training | {"rounds": 11}}).digest_of_run()
+    assert digest != TrainingScenario.parse({"training": training, "defences": ["clip"]}).digest_of_run()
 
 
 def test_a_federated_run_is_of_the_pictures_that_its_manifest_says(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_labels_outside_the_head_are_told_before_training(tmp_path: Path) -> Non
 def test_the_gradient_is_that_of_the_written_out_loss() -> None:
     trainer = trainer_of("mjp:mask_ratio=0.3", model=DAL)
     model, batch = trainer.model, batch_of()
-    shown = trainer.shown(batch, 0, 0)
+    shown = trainer.prepare(batch, 0, 0)
     puzzle, targets = shown.arranged, shown.targets
     assert shown.puzzled
     found, told = trainer.gradient(batch, 0, 0)
@@ -332,7 +332,7 @@ def test_the_gradients_of_single_pictures_are_those_that_a_defence_clips() -> No
     trainer, plain = trainer_of("dp_sgd:clipping_norm=0.5,batch_size=4"), trainer_of()
     batch = batch_of()
     found, _ = trainer.gradient(batch, 0, 0)
-    (defence,) = trainer._pipeline.made
+    (defence,) = trainer._pipeline.defences
     source: SeededRandomness = trainer.puzzles.randomness(0, 0).of("step", 0).of(0)
     expected = {name: torch.zeros_like(value) for name, value in found.items()}
     for place in range(4):

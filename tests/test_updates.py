@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from fedmjp.data.selection import select_for
-from fedmjp.exchange import private_of_round
+from fedmjp.exchange import prepare_round
 from fedmjp.models import names
 from fedmjp.private import PrivateBatch
 from fedmjp.stacked import ENTRANCE, entrance_gradients
@@ -19,7 +19,7 @@ from tests.conftest import small_model, small_scenario
 def batches(size: int, count: int) -> list[PrivateBatch]:
     scenario = small_scenario(defences="jigsaw", clients=count, pictures_per_client=size, batch_size=size)
     selection = select_for(scenario)
-    return [private_of_round(scenario, selection, client, 1) for client in range(count)]
+    return [prepare_round(scenario, selection, client, 1) for client in range(count)]
 
 
 @pytest.mark.parametrize(("defence", "smoothing"), [("none", 0.0), ("mjp", 0.0), ("none", 0.2)])

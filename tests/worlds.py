@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,8 @@ from typing import Any, Self
 
 import psutil
 
-from fedmjp.benchmarks.deployment.proxy import PLACES
+from fedmjp.benchmarks.deployment.rendering import PROGRAM_PATHS
+from tests.units import Unit, environment
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 SERVER = "10.77.0.1"
@@ -28,7 +29,7 @@ FIRST = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print('re
 @cache
 def lacking() -> str | None:
     """Why this machine can hold no such network."""
-    if not (shutil.which("nginx") or shutil.which("nginx", path=PLACES)):
+    if not (shutil.which("nginx") or shutil.which("nginx", path=PROGRAM_PATHS)):
         return "nginx is not installed"
     missing = [name for name in ("unshare", "nsenter", "ip", "openssl") if shutil.which(name) is None]
     if missing:
@@ -44,6 +45,7 @@ class World:
 
     def __init__(self, sites: Sequence[str], folder: Path) -> None:
         self.sites, self.folder = sites, folder
+        self.server: Any = None  # whoever runs the server's programs
         self._started: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
@@ -56,7 +58,7 @@ class World:
         (first,) = psutil.Process(self._unshare.pid).children()
         self._enter = ["nsenter", "--target", str(first.pid), "--net", "--pid", "--mount", f"--wd={self.folder}", "--"]
         lines = [
-            "mount -t tmpfs none /run/netns",
+            "mount -t tmpfs none /run",
             "mount -t tmpfs none /dev/shm",
             "ip link set lo up",
             "ip link add br0 type bridge",
@@ -67,7 +69,7 @@ class World:
             lines += [f"ip netns add {site}", f"ip link add v{number} type veth peer name eth0 netns {site}"]
             lines += [f"ip link set v{number} master br0 up", f"{at} addr add 10.77.0.{number + 2}/24 dev eth0"]
             lines += [f"{at} link set eth0 up", f"{at} link set lo up"]
-        self.run("sh", "-ec", "mkdir -p /run/netns; " + "; ".join(lines))
+        self.run("sh", "-ec", "; ".join(lines))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,10 +93,24 @@ class World:
 
     def start(self, *arguments: str, log: Path, site: str | None = None) -> "subprocess.Popen[bytes]":
         """Start our command line, which goes on; it is the leader of its own session."""
+        return self._start(_fedmjp(arguments), log, site, {**os.environ, "OMP_NUM_THREADS": "1"})
+
+    def start_unit(self, unit: Unit, log: Path, site: str | None = None) -> "subprocess.Popen[bytes]":
+        """Start what a unit says, in its directory and with hardly any environment."""
+        command = ["env", f"--chdir={unit.directory}", *unit.command]
+        return self._start(command, log, site, environment())
+
+    def _start(
+        self,
+        command: Sequence[str],
+        log: Path,
+        site: str | None,
+        variables: Mapping[str, str],
+    ) -> "subprocess.Popen[bytes]":
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [*self._place(site), *_fedmjp(arguments)],
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                [*self._place(site), *command],
+                env=dict(variables),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

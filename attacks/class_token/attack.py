@@ -5,12 +5,13 @@ from collections.abc import Sequence
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
+from fedmjp.attacks.base import Attack
 from fedmjp.attacks.class_token.block import block_facts, block_refusal, tensors_of_block
 from fedmjp.attacks.class_token.head import Head, HeadGradient
 from fedmjp.attacks.class_token.separate import Separation, separate
 from fedmjp.attacks.labels import mean_gradient
-from fedmjp.attacks.one_by_one import OneByOne
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.errors import AttackFailedError
@@ -30,7 +31,7 @@ class ClassTokenOptions(Config):
     last_block: bool = Field(False, description="also what the last block's gradients state")
 
 
-class ClassToken(OneByOne[Entrance, Features]):
+class ClassToken(Attack[Entrance, Features]):
     """Solve G = V^T F for the features F that the head reads, one row per picture.
 
     The head's weight has the gradient G = sum_b v_b f_b^T, a sum of one outer product per picture, and v_b =
@@ -55,7 +56,6 @@ class ClassToken(OneByOne[Entrance, Features]):
     reveals = "features"
     options_type = ClassTokenOptions
     takes_sums = True
-    needs_network = False
     stack = 1
 
     def tensors(self, model: Entrance) -> Sequence[str]:
@@ -95,7 +95,8 @@ class ClassToken(OneByOne[Entrance, Features]):
         del model, threat
         return frozenset({"shuffled", "masked", "summed", "noisy", "rounded"})
 
-    def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Features:
+    @override
+    def reconstruct(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Features:
         gradients = {name: mean_gradient(upload, name, model, threat) for name in upload.tensors}
         head = _head(model, upload, threat)
         gradient = HeadGradient(

@@ -53,7 +53,7 @@ class HeadGradient:
 
 
 @dataclass(frozen=True)
-class State:
+class HeadState:
     """Unknowns A (starts, pictures, pictures), and what follows from them."""
 
     unknowns: Tensor
@@ -120,7 +120,7 @@ class HeadEquations:
         unknowns: Tensor = features @ self.rows.mT
         return unknowns
 
-    def state(self, unknowns: Tensor, targets: Tensor) -> State:
+    def state(self, unknowns: Tensor, targets: Tensor) -> HeadState:
         """Where the equations stand at some unknowns; targets (starts, pictures, classes)."""
         probabilities = torch.softmax(unknowns @ self._logits.mT + self.head.bias, -1)
         slopes = (probabilities - targets) * self._kept / self.count
@@ -128,20 +128,20 @@ class HeadEquations:
         u, m, square, cross, s = self._norm
         mean = unknowns @ u - m
         variance = ((unknowns @ square) * unknowns).sum(-1) - 2 * unknowns @ cross + s - 1
-        return State(unknowns, slopes, probabilities, misfit, mean, variance)
+        return HeadState(unknowns, slopes, probabilities, misfit, mean, variance)
 
     def misfit(self, unknowns: Tensor, slopes: Tensor) -> Tensor:
         """(starts, classes, pictures + 1): what the gradient is not, relative to its size."""
         misfit: Tensor = (slopes.mT @ self._with_constant(unknowns) - self.seen) / self.size
         return misfit
 
-    def steps(self, state: State) -> Tensor:
+    def steps(self, state: HeadState) -> Tensor:
         """(starts, pictures, classes, pictures): derivative of a picture's slopes by its unknowns."""
         inner = self._logits - (state.probabilities @ self._logits)[..., None, :]
         steps: Tensor = (state.probabilities * self._kept)[..., None] * inner / self.count
         return steps
 
-    def normal(self, state: State, *, variance: bool = True) -> tuple[Tensor, Tensor]:
+    def normal(self, state: HeadState, *, variance: bool = True) -> tuple[Tensor, Tensor]:
         """The Gauss-Newton matrix (starts, n, n) and the gradient (starts, n) of half the cost, n = pictures ** 2."""
         count, steps, unknowns = self.count, self.steps(state), state.unknowns
         extended = self._with_constant(unknowns)
@@ -163,14 +163,14 @@ class HeadEquations:
         slope = slope + NORM_WEIGHT**2 * (state.mean[..., None] * u + state.variance[..., None] * rows)
         return matrix.reshape(-1, count**2, count**2), slope.flatten(1)
 
-    def pulled(self, state: State, misfit: Tensor, steps: Tensor) -> Tensor:
+    def pulled(self, state: HeadState, misfit: Tensor, steps: Tensor) -> Tensor:
         """(starts, pictures, pictures): the transposed derivative of the misfit, times one."""
         direct = state.slopes @ misfit[..., : self.count]
         through = torch.einsum("sbk,sbkj->sbj", self._with_constant(state.unknowns) @ misfit.mT, steps)
         pulled: Tensor = (direct + through) / self.size
         return pulled
 
-    def moved_slopes(self, state: State, change: Tensor) -> Tensor:
+    def moved_slopes(self, state: HeadState, change: Tensor) -> Tensor:
         """(starts, pictures, classes): how slopes change with the unknowns, to first order."""
         logits = change @ self._logits.mT
         weighted = state.probabilities * logits

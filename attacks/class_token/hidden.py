@@ -9,14 +9,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.class_token.head import HeadEquations, State
+from fedmjp.attacks.class_token.head import HeadEquations, HeadState
 from fedmjp.attacks.class_token.search import SOLVED
 
 ITERATIONS = 40
 ATTEMPTS = 6  # of a step, with more damping each time
 
 
-def solve_known(equations: HeadEquations, unknowns: Tensor, targets: Tensor, hidden: int) -> State:
+def solve_known(equations: HeadEquations, unknowns: Tensor, targets: Tensor, hidden: int) -> HeadState:
     """Levenberg-Marquardt on all unknowns and the slopes of the last ``hidden`` pictures; targets of the others count.
 
     ``unknowns`` (pictures, pictures) and ``targets`` (pictures, classes) are where it begins.
@@ -57,7 +57,7 @@ def solve_known(equations: HeadEquations, unknowns: Tensor, targets: Tensor, hid
     return state
 
 
-def _with_slopes(equations: HeadEquations, unknowns: Tensor, targets: Tensor, slopes: Tensor) -> State:
+def _with_slopes(equations: HeadEquations, unknowns: Tensor, targets: Tensor, slopes: Tensor) -> HeadState:
     """The state where the last pictures have slopes of their own, which do not follow from their unknowns."""
     state, known = equations.state(unknowns[None], targets[None]), len(unknowns) - len(slopes)
     state.slopes[0, known:] = slopes
@@ -65,7 +65,7 @@ def _with_slopes(equations: HeadEquations, unknowns: Tensor, targets: Tensor, sl
     return replace(state, misfit=equations.misfit(state.unknowns, state.slopes))
 
 
-def _pulls(equations: HeadEquations, state: State) -> Tensor:
+def _pulls(equations: HeadEquations, state: HeadState) -> Tensor:
     """(pictures, classes, n): the transposed derivative of the misfit times what one more slope adds to it."""
     unknowns, steps = state.unknowns[0], equations.steps(state)[0]
     gram = unknowns @ unknowns.mT + equations.constant**2

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.class_token.head import Head, HeadEquations, HeadGradient, State
+from fedmjp.attacks.class_token.head import Head, HeadEquations, HeadGradient, HeadState
 from fedmjp.attacks.class_token.labels import SLACK, Labels, likeliest, shown_counts
 from fedmjp.attacks.class_token.search import SOLVED, STARTS, begin, minimise, polish
 
@@ -23,7 +23,7 @@ class OpenSolution:
     """Where the search ended, and what it did not use."""
 
     equations: HeadEquations  # without the rows of some classes
-    state: State  # of one start
+    state: HeadState  # of one start
     targets: Tensor  # (pictures, classes)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.class_token.head import HeadEquations, State
+from fedmjp.attacks.class_token.head import HeadEquations, HeadState
 
 DEPTH = 8  # of Anderson's acceleration
 ITERATIONS = 60
@@ -14,17 +14,17 @@ SOLVED = 1e-6  # relative misfit, near float32's rounding
 
 
 @dataclass(frozen=True)
-class Start:
+class SearchStart:
     """Where a search begins: -G's row of the label, tilted towards the class's weights, with noise."""
 
     tilt: float
     noise: float
 
 
-STARTS = (Start(0, 0), Start(0.3, 0.3), Start(0.6, 0.3), Start(1, 0.3), Start(2, 0.3))
+STARTS = (SearchStart(0, 0), SearchStart(0.3, 0.3), SearchStart(0.6, 0.3), SearchStart(1, 0.3), SearchStart(2, 0.3))
 
 
-def begin(equations: HeadEquations, labels: Tensor, start: Start, generator: torch.Generator) -> Tensor:
+def begin(equations: HeadEquations, labels: Tensor, start: SearchStart, generator: torch.Generator) -> Tensor:
     """Unknowns (pictures, pictures) to start from."""
     seen = -equations.gradient.weight[labels]
     features = seen / seen.norm(dim=1, keepdim=True).clamp_min(torch.finfo(seen.dtype).tiny)
@@ -36,7 +36,7 @@ def begin(equations: HeadEquations, labels: Tensor, start: Start, generator: tor
     return equations.unknowns(equations.head.normed(features))
 
 
-def fixed_point(equations: HeadEquations, labels: Tensor, generator: torch.Generator) -> State:
+def fixed_point(equations: HeadEquations, labels: Tensor, generator: torch.Generator) -> HeadState:
     """Alternate slopes given features and features given slopes, with Anderson's acceleration.
 
     Pictures of one label would start alike, and stay so: where labels occur twice, noise tells them apart.
@@ -74,7 +74,7 @@ def _mixed(points: list[Tensor], moves: list[Tensor]) -> Tensor:
     return mixed
 
 
-def _without_norm(equations: HeadEquations, state: State, targets: Tensor) -> State:
+def _without_norm(equations: HeadEquations, state: HeadState, targets: Tensor) -> HeadState:
     """Plain steps of the fixed point near its end: LayerNorm's variance is 1 only but for its epsilon."""
     if not bool(torch.isfinite(state.relative)):
         return state
@@ -86,7 +86,7 @@ def _without_norm(equations: HeadEquations, state: State, targets: Tensor) -> St
     return state
 
 
-def minimise(equations: HeadEquations, unknowns: Tensor, targets: Tensor, *, iterations: int = ITERATIONS) -> State:
+def minimise(equations: HeadEquations, unknowns: Tensor, targets: Tensor, *, iterations: int = ITERATIONS) -> HeadState:
     """Levenberg-Marquardt from several starts at once; stops where one reaches rounding, or none moves."""
     state = equations.state(unknowns, targets)
     damping = torch.full_like(state.cost, 1e-2)
@@ -98,7 +98,7 @@ def minimise(equations: HeadEquations, unknowns: Tensor, targets: Tensor, *, ite
     return state
 
 
-def polish(equations: HeadEquations, state: State, targets: Tensor) -> State:
+def polish(equations: HeadEquations, state: HeadState, targets: Tensor) -> HeadState:
     """Gauss-Newton steps without the variance, which LayerNorm's epsilon makes a little less than 1."""
     for _ in range(4):
         matrix, slope = equations.normal(state, variance=False)
@@ -115,8 +115,8 @@ def polish(equations: HeadEquations, state: State, targets: Tensor) -> State:
 
 
 def _step(
-    equations: HeadEquations, state: State, targets: Tensor, matrix: Tensor, slope: Tensor, damping: Tensor
-) -> tuple[State, Tensor, bool]:
+    equations: HeadEquations, state: HeadState, targets: Tensor, matrix: Tensor, slope: Tensor, damping: Tensor
+) -> tuple[HeadState, Tensor, bool]:
     """One step of every start that finds a better place; the damping of others grows."""
     diagonal = matrix.diagonal(dim1=-2, dim2=-1).clamp_min(1e-14)
     unknowns, cost = state.unknowns.clone(), state.cost

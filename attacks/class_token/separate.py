@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.class_token.head import Head, HeadEquations, HeadGradient, State
+from fedmjp.attacks.class_token.head import Head, HeadEquations, HeadGradient, HeadState
 from fedmjp.attacks.class_token.hidden import solve_known
 from fedmjp.attacks.class_token.labels import SLACK, Labels, labels_of, least_counts, likeliest, shown_counts
 from fedmjp.attacks.class_token.left_open import solve_open
-from fedmjp.attacks.class_token.search import SOLVED, STARTS, Start, begin, fixed_point, minimise, polish
+from fedmjp.attacks.class_token.search import SOLVED, STARTS, SearchStart, begin, fixed_point, minimise, polish
 from fedmjp.errors import AttackFailedError
 
 DENSE = 32  # pictures: of more, only the fixed point is tried
@@ -35,7 +35,7 @@ class Separation:
 @dataclass(frozen=True)
 class _Solution:
     labels: Labels  # in the order of the unknowns
-    state: State  # of one start
+    state: HeadState  # of one start
 
 
 def separate(head: Head, gradient: HeadGradient, labels: Labels | None, *, generator: torch.Generator) -> Separation:
@@ -124,7 +124,7 @@ def _fewer(known: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 
 def _with_hidden(
-    equations: HeadEquations, known: Tensor, likely: Labels, start: Start, generator: torch.Generator
+    equations: HeadEquations, known: Tensor, likely: Labels, start: SearchStart, generator: torch.Generator
 ) -> _Solution:
     """Solve for the pictures of known labels, then for the others by themselves, then for all together."""
     sure = torch.repeat_interleave(torch.arange(len(known)), known.cpu()).tolist()
@@ -172,17 +172,17 @@ def _done(solution: _Solution) -> bool:
     return _misfit(solution) < SOLVED
 
 
-def _misfit_of(equations: HeadEquations, state: State) -> float:
+def _misfit_of(equations: HeadEquations, state: HeadState) -> float:
     return float((state.relative.square() + equations.outside.square()).sqrt())
 
 
-def _dense_bounds(equations: HeadEquations, state: State) -> Tensor:
+def _dense_bounds(equations: HeadEquations, state: HeadState) -> Tensor:
     """(pictures,) how far a misfit of norm 1 can move each: the norm of its rows of the pseudoinverse."""
     bounds: Tensor = (_within(equations, state).square() + _given_slopes(equations, state).square()).sqrt()
     return bounds
 
 
-def _within(equations: HeadEquations, state: State) -> Tensor:
+def _within(equations: HeadEquations, state: HeadState) -> Tensor:
     """The same, in the row space of the gradient."""
     count = equations.count
     matrix, _ = equations.normal(state, variance=False)
@@ -196,7 +196,7 @@ def _within(equations: HeadEquations, state: State) -> Tensor:
     return within
 
 
-def _contraction_bounds(equations: HeadEquations, state: State, generator: torch.Generator) -> Tensor:
+def _contraction_bounds(equations: HeadEquations, state: HeadState, generator: torch.Generator) -> Tensor:
     """As of ``_dense_bounds`` and never less, without its matrix: from how fast the fixed point contracts."""
     alone = _given_slopes(equations, state)
     shape = state.unknowns[0].shape
@@ -217,7 +217,7 @@ def _contraction_bounds(equations: HeadEquations, state: State, generator: torch
     return bounds
 
 
-def _given_slopes(equations: HeadEquations, state: State) -> Tensor:
+def _given_slopes(equations: HeadEquations, state: HeadState) -> Tensor:
     """(pictures,) the bound if the slopes were known."""
     gram = state.slopes[0] @ state.slopes[0].mT
     inverse = torch.linalg.pinv(gram, hermitian=True)

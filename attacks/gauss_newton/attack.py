@@ -7,11 +7,12 @@ from itertools import chain, islice, repeat
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp.attacks.base import picture
 from fedmjp.attacks.gauss_newton.certificate import ENOUGH, Certificate, certify
-from fedmjp.attacks.gauss_newton.factors import Factored
-from fedmjp.attacks.gauss_newton.levenberg import Ends, Minimum, jacobian, minimise
+from fedmjp.attacks.gauss_newton.factors import FactoredModel
+from fedmjp.attacks.gauss_newton.levenberg import Minimum, StoppingRule, jacobian, minimise
 from fedmjp.attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors
 from fedmjp.attacks.gauss_newton.residuals import refusal as residuals_refusal
 from fedmjp.attacks.gauss_newton.space import OpenSpace
@@ -75,7 +76,6 @@ class GaussNewton(ClosedFacts[VitClassifier]):
     exploits = "the gradients of all depths determine what the linear facts leave open"
     options_type = GaussNewtonOptions
     optimises = True
-    needs_network = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """Gradients of the embeddings, and of the linear layers of four blocks and the head."""
@@ -98,18 +98,19 @@ class GaussNewton(ClosedFacts[VitClassifier]):
         del threat
         return MJP if model.defended and self._too_many(model.grid**4) is None else frozenset()
 
-    def _one(
+    @override
+    def reconstruct(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
         facts = linear.linear_facts(upload, model, threat)
         affine = of_one_upload(facts)
-        if too_many := self._too_many(upload.num_examples * len(affine.known) * len(affine.basis)):
+        if too_many := self._too_many(upload.num_examples * len(affine.fixed) * len(affine.basis)):
             raise AttackFailedError(f"{self.name}: {too_many}")
         space = OpenSpace.of(affine, model)
         gradients = {name: mean_gradient(upload, name, model, threat) for name in self.tensors(model)}
         labels = labels_of(upload, model, threat)
         residuals = Residuals(
-            Factored(model, compared_layers(model), threat.label_smoothing),
+            FactoredModel(model, compared_layers(model), threat.label_smoothing),
             gradients,
             torch.tensor(labels, device=facts.mask.device),
             facts.mask,
@@ -149,7 +150,7 @@ class GaussNewton(ClosedFacts[VitClassifier]):
             start,
             steps=steps,
             slopes=slopes,
-            ends=Ends(enough=ENOUGH),
+            ends=StoppingRule(enough=ENOUGH),
             on_step=lambda step, cost: self.on_progress(step, steps, cost),
         )
 

@@ -7,12 +7,13 @@ from functools import partial
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
-from fedmjp.attacks.base import picture
-from fedmjp.attacks.first_mlp.places import Entrance
-from fedmjp.attacks.first_mlp.tokens import EMBEDDINGS
-from fedmjp.attacks.gauss_newton.factors import Factored
-from fedmjp.attacks.gauss_newton.levenberg import Ends, Minimum, jacobian, minimise
+from fedmjp.attacks.base import Attack, picture
+from fedmjp.attacks.first_block.certificate import EMBEDDINGS
+from fedmjp.attacks.first_block.places import TokenEmbedding
+from fedmjp.attacks.gauss_newton.factors import FactoredModel
+from fedmjp.attacks.gauss_newton.levenberg import Minimum, StoppingRule, jacobian, minimise
 from fedmjp.attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors
 from fedmjp.attacks.gauss_newton.residuals import refusal as residuals_refusal
 from fedmjp.attacks.gauss_newton.space import OpenSpace
@@ -20,7 +21,6 @@ from fedmjp.attacks.labels import labels_of, mean_gradient
 from fedmjp.attacks.linear_systems import NEGLIGIBLE
 from fedmjp.attacks.mjp.affine import AffinePatches
 from fedmjp.attacks.natural_patches import prior_refusal
-from fedmjp.attacks.one_by_one import OneByOne
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
@@ -43,7 +43,7 @@ class BodyNewtonOptions(Config):
     most_unknowns: int = Field(3200, ge=1, description="unknowns at most; memory and time of a Jacobian grow with them")
 
 
-class BodyNewton(OneByOne[VitClassifier]):
+class BodyNewton(Attack[VitClassifier]):
     """Search for the picture whose gradients at all depths are those uploaded, whatever was withheld of embeddings.
 
     ``first_mlp`` solves each token by itself, which rounding and noise prevent. Here all pixels are searched at once,
@@ -95,16 +95,17 @@ class BodyNewton(OneByOne[VitClassifier]):
         del model, threat
         return frozenset({"noisy", "rounded"})
 
-    def _one(
+    @override
+    def reconstruct(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
-        entrance = Entrance.of(model)
+        entrance = TokenEmbedding.of(model)
         shown, mean = shown_directions(entrance), entrance.prior.mean
         hidden = (mean - mean @ shown.mT @ shown).expand(model.grid**2, -1)
         space = OpenSpace.of(AffinePatches(hidden, shown), model)
         targets = {name: mean_gradient(upload, name, model, threat) for name in self.tensors(model)}
         residuals = Residuals(
-            Factored(model, compared_layers(model), threat.label_smoothing),
+            FactoredModel(model, compared_layers(model), threat.label_smoothing),
             targets,
             torch.tensor(labels_of(upload, model, threat), device=shown.device),
             torch.zeros(model.grid**2, dtype=torch.bool, device=shown.device),
@@ -151,19 +152,19 @@ class BodyNewton(OneByOne[VitClassifier]):
             start,
             steps=steps,
             slopes=slopes,
-            ends=Ends(enough=1.0),
+            ends=StoppingRule(enough=1.0),
             on_step=lambda step, cost: self.on_progress(step, steps, cost),
         )
 
 
-def shown_directions(entrance: Entrance) -> Tensor:
+def shown_directions(entrance: TokenEmbedding) -> Tensor:
     """(rank, values), orthonormal: the directions of a patch that its token shows behind a LayerNorm."""
     _, singular, right = torch.linalg.svd(entrance.weight)
     shown: Tensor = right[: int((singular > NEGLIGIBLE * singular[0]).sum())]
     return shown
 
 
-def _in_order(patches: Tensor, entrance: Entrance, model: VitClassifier) -> Tensor:
+def _in_order(patches: Tensor, entrance: TokenEmbedding, model: VitClassifier) -> Tensor:
     """The picture (1, 3, size, size) behind patches (patches, values) that the network takes as a set."""
     tokens = patches @ entrance.weight.mT + entrance.shift + entrance.positions
     return picture(entrance.patches(tokens, entrance.by_prior(tokens, model), model), model)

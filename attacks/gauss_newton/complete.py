@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedmjp.attacks.entries import Entries, Observations
-from fedmjp.attacks.first_mlp.places import Entrance, in_place
+from fedmjp.attacks.first_block.places import TokenEmbedding, in_place
 from fedmjp.attacks.gauss_newton.space import OpenSpace, Prior
 
 ROUNDS = 8  # in which bounds are read, at most
@@ -18,7 +18,7 @@ SETTLED = 3e-3  # of what patches are off the mean: what changes less is settled
 
 
 @dataclass(frozen=True)
-class Stated:
+class PatchPosterior:
     """Patches along the directions that tokens show, as a search found them: a normal distribution around these.
 
     Attributes:
@@ -34,7 +34,7 @@ class Stated:
     slopes: Tensor
 
     @staticmethod
-    def of(space: OpenSpace, point: Tensor, spectrum: tuple[Tensor, Tensor], slopes: Tensor) -> "Stated":
+    def of(space: OpenSpace, point: Tensor, spectrum: tuple[Tensor, Tensor], slopes: Tensor) -> "PatchPosterior":
         """Of a point (unknowns,), and the spectrum there of the second derivative of likelihood and prior together."""
         count, rank = len(space.natural), len(space.basis)
         strengths, axes = spectrum
@@ -43,7 +43,7 @@ class Stated:
         precision = halves @ halves.mT
         pull = torch.linalg.solve_triangular(space.root.mT, point[:, None], upper=False)
         along = space.patches(point)[0] @ space.basis.mT
-        return Stated(along, precision.view(count, rank, count, rank), pull.view(count, rank), slopes)
+        return PatchPosterior(along, precision.view(count, rank, count, rank), pull.view(count, rank), slopes)
 
     def gram(self, space: OpenSpace) -> Tensor:
         """The second derivative again, by the unknowns of a space."""
@@ -52,16 +52,16 @@ class Stated:
         gram.diagonal().add_(1.0)
         return gram
 
-    def moved(self, places: Tensor, shown: Tensor, entrance: Entrance) -> "Stated":
+    def moved(self, places: Tensor, shown: Tensor, entrance: TokenEmbedding) -> "PatchPosterior":
         """The same tokens in other places (tokens,): patches (rank, values) make up for the positions there."""
         shifts = entrance.shifts(shown)
         along = self.along + shifts - shifts[places]
         source = places.argsort()
         precision = self.precision[source][:, :, source]
-        return Stated(in_place(along, places), precision, self.pull[source], self.slopes[source])
+        return PatchPosterior(in_place(along, places), precision, self.pull[source], self.slopes[source])
 
 
-def complete(stated: Stated, shown: Tensor, prior: Prior, patch_weight: Entries) -> Tensor:
+def complete(stated: PatchPosterior, shown: Tensor, prior: Prior, patch_weight: Entries) -> Tensor:
     """What is believed of (patches, values), in what tokens show and in what they do not.
 
     Args:

@@ -9,26 +9,26 @@ from functools import partial
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
-from fedmjp.attacks.base import picture
+from fedmjp.attacks.base import Attack, picture
 from fedmjp.attacks.entries import COARSE, unread
-from fedmjp.attacks.first_mlp.places import Entrance
+from fedmjp.attacks.first_block.places import TokenEmbedding
 from fedmjp.attacks.gauss_newton.body import shown_directions
 from fedmjp.attacks.gauss_newton.chosen import anywhere, largest, some
 from fedmjp.attacks.gauss_newton.complete import complete
-from fedmjp.attacks.gauss_newton.levenberg import Ends, Minimum, minimise
-from fedmjp.attacks.gauss_newton.ordered import Found, Ordered, Ordering, Settled, Start
+from fedmjp.attacks.gauss_newton.levenberg import Minimum, StoppingRule, minimise
+from fedmjp.attacks.gauss_newton.ordered import OrderedResult, OrderedTokens, Ordering, SearchResult, StartPoint
 from fedmjp.attacks.gauss_newton.picked import PickedResiduals
 from fedmjp.attacks.gauss_newton.residuals import compared_tensors
 from fedmjp.attacks.gauss_newton.residuals import refusal as residuals_refusal
-from fedmjp.attacks.gauss_newton.sent import Sent
-from fedmjp.attacks.gauss_newton.sides import NARROW, WIDE, Sides
+from fedmjp.attacks.gauss_newton.sent import UploadedEntries
+from fedmjp.attacks.gauss_newton.sides import NARROW, WIDE, SignConstraints
 from fedmjp.attacks.gauss_newton.sides import search as by_sides
 from fedmjp.attacks.gauss_newton.space import OpenSpace, Prior
-from fedmjp.attacks.gauss_newton.whole import Whole
+from fedmjp.attacks.gauss_newton.whole import FullSearch
 from fedmjp.attacks.joint_posterior import PicturePrior
 from fedmjp.attacks.labels import labels_of
-from fedmjp.attacks.one_by_one import OneByOne
 from fedmjp.attacks.patch_embedding_degraded import PatchEmbeddingDegraded, different, further, is_clean
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
@@ -52,11 +52,11 @@ BRIEF = 2  # slow steps with some entries, before all are compared
 LEAST = (0.1, 0.05, 0.02, 0.01)  # of the noise of random rounding, in squared steps: the less, the better it is known
 FEWER = (8, 3)  # of so many directions one is searched before all are: those in which pictures vary most
 
-Find = Callable[[OpenSpace, Start], Found]
+Find = Callable[[OpenSpace, StartPoint], SearchResult]
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchMethod:
     """From a start to what it finds.
 
     Attributes:
@@ -87,7 +87,7 @@ class NetworkDegradedOptions(Config):
     )
 
 
-class NetworkDegraded(OneByOne[VitClassifier]):
+class NetworkDegraded(Attack[VitClassifier]):
     """Search for the picture whose gradients have the entries that defences left.
 
     A picture has far fewer values than a gradient has entries, so that a hundredth of these determines all that tokens
@@ -166,14 +166,15 @@ class NetworkDegraded(OneByOne[VitClassifier]):
             return frozenset()
         return COARSE | NOISE if "signs" in threat.marks else COARSE | NOISE | SCALED
 
-    def _one(
+    @override
+    def reconstruct(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
         began = time.thread_time()
-        (seen,) = PatchEmbeddingDegraded().reconstruct([upload], model, threat, generator=generator)
+        (seen,) = PatchEmbeddingDegraded().run([upload], model, threat, generator=generator)
         if is_clean(upload, threat):
             return seen
-        entrance, prior = Entrance.of(model), Prior.of(model)
+        entrance, prior = TokenEmbedding.of(model), Prior.of(model)
         space = OpenSpace.of_shown(shown_directions(entrance), prior)
         first = (seen.images.to(model.mean.device) - model.mean) / model.std
         start = space.unknowns(to_patches(first.double(), model.patch_size))
@@ -181,35 +182,35 @@ class NetworkDegraded(OneByOne[VitClassifier]):
         again = [
             other for other in further(upload, PicturePrior(model), model, threat) if other.weights == upload.weights
         ]
-        sent = Sent.of(different([upload, *again]), self.tensors(model), threat, model)
+        sent = UploadedEntries.of(different([upload, *again]), self.tensors(model), threat, model)
         known = sent.known()
         if not any(len(entries.rows) for name, entries in known.items() if name != names.PATCH_WEIGHT):
             raise AttackFailedError(f"{self.name}: no entry is left of any gradient")
         until = began + SEARCHED * self.options.seconds
         entries = partial(PickedResiduals, model, label, threat=threat)
-        chains: list[list[Search]]
-        stepped: Whole | None = None
+        chains: list[list[SearchMethod]]
+        stepped: FullSearch | None = None
         if "signs" in threat.marks:
-            sides = Sides.of(sent.gradients(), entries({}))
+            sides = SignConstraints.of(sent.gradients(), entries({}))
             near = partial(self._by_sides, sides, NARROW, until)
             wide = partial(self._by_sides, sides.anywhere, WIDE, until)
-            chains = [[Search(wide, None), Search(near, near), Search(near, near)]]
+            chains = [[SearchMethod(wide, None), SearchMethod(near, near), SearchMethod(near, near)]]
         elif threat.marks & NOISE:
             few = some(known, len(start), generator)
-            alike = Whole(entries(anywhere(known)), entries(anywhere(few)))
-            whole = Whole(entries(known), entries(few))
+            alike = FullSearch(entries(anywhere(known)), entries(anywhere(few)))
+            whole = FullSearch(entries(known), entries(few))
             near = partial(self._by_all, whole, until)
             wide = partial(self._by_some, alike, until)
             chains = [
-                [Search(partial(self._by_some, whole, until), near)],
-                [Search(wide, None), Search(near, near)],
+                [SearchMethod(partial(self._by_some, whole, until), near)],
+                [SearchMethod(wide, None), SearchMethod(near, near)],
             ]
             stepped = whole if any(entries.step for entries in known.values()) else None
         else:
             exact = entries(largest(known, len(start)))
-            ends = Ends(enough=float(len(start)), fine=FINE, until=until)
+            ends = StoppingRule(enough=float(len(start)), fine=FINE, until=until)
             near = partial(self._by_entries, exact, ends)
-            chains = [[Search(near, near)]]
+            chains = [[SearchMethod(near, near)]]
         ordering = Ordering(space, entrance, known, model, generator)
         settled = self._nearest(chains, ordering, start, until)
         if stepped and settled.found.arrived and settled.found.learned > LITTLE:
@@ -227,14 +228,16 @@ class NetworkDegraded(OneByOne[VitClassifier]):
         }
         return Reconstruction(images, {**diagnostics, "uploads_averaged": float(sent.uploads)})
 
-    def _by_entries(self, residuals: PickedResiduals, ends: Ends, space: OpenSpace, start: Start) -> Found:
+    def _by_entries(
+        self, residuals: PickedResiduals, ends: StoppingRule, space: OpenSpace, start: StartPoint
+    ) -> SearchResult:
         """By second derivatives."""
         return _found(self._minimum(residuals, space, start.unknowns, ends), space, residuals)
 
-    def _by_some(self, whole: Whole, until: float, space: OpenSpace, start: Start) -> Found:
+    def _by_some(self, whole: FullSearch, until: float, space: OpenSpace, start: StartPoint) -> SearchResult:
         """By second derivatives of some entries, then by first of all, if these tell anything."""
         unknowns = start.unknowns
-        ends = Ends(enough=float(whole.some.count + len(unknowns)), patience=BRIEF, until=until)
+        ends = StoppingRule(enough=float(whole.some.count + len(unknowns)), patience=BRIEF, until=until)
         for share in FEWER:
             coarse, begin = space.coarse(unknowns, len(unknowns) // share)
             minimum = self._minimum(whole.some, coarse, begin, replace(ends, patience=1))
@@ -247,13 +250,13 @@ class NetworkDegraded(OneByOne[VitClassifier]):
         minimum = whole.search(space, near.point, near.gram, until, self.on_progress)
         return _found(minimum, space, whole.every).after(near.steps)
 
-    def _by_all(self, whole: Whole, until: float, space: OpenSpace, start: Start) -> Found:
+    def _by_all(self, whole: FullSearch, until: float, space: OpenSpace, start: StartPoint) -> SearchResult:
         """By first derivatives of all entries."""
         gram = whole.gram(space, start.unknowns) if start.gram is None else start.gram
         minimum = whole.search(space, start.unknowns, gram, until, self.on_progress, start.below)
         return _found(minimum, space, whole.every)
 
-    def _by_steps(self, whole: Whole, ordering: Ordering, settled: Settled, until: float) -> Settled:
+    def _by_steps(self, whole: FullSearch, ordering: Ordering, settled: OrderedResult, until: float) -> OrderedResult:
         """On from what was found, where random rounding left the less noise the nearer an entry was to a level.
 
         Where that is, the last candidate says. So costs of two orders do not compare, and the likeliest is taken.
@@ -264,26 +267,32 @@ class NetworkDegraded(OneByOne[VitClassifier]):
                 return settled
             near = whole.near(space.patches(start.unknowns)[0], least)
             found = self._by_all(near, until, space, start).after(found.minimum.steps)
-            start, settled = Start(found.minimum.point, found.minimum.gram), Settled(found)
+            start, settled = StartPoint(found.minimum.point, found.minimum.gram), OrderedResult(found)
         return replace(settled, ordered=ordering.as_found(found)) if ordering.sure(found) else settled
 
-    def _by_sides(self, sides: Sides, widths: Sequence[float], until: float, space: OpenSpace, start: Start) -> Found:
+    def _by_sides(
+        self, sides: SignConstraints, widths: Sequence[float], until: float, space: OpenSpace, start: StartPoint
+    ) -> SearchResult:
         """By first derivatives, where of entries signs are known."""
         minimum = by_sides(sides, space, start.unknowns, widths, until, self.on_progress)
-        return Found(minimum, space, sides.residuals, sides.count, math.sqrt(minimum.cost / sides.count))
+        return SearchResult(minimum, space, sides.residuals, sides.count, math.sqrt(minimum.cost / sides.count))
 
-    def _nearest(self, chains: Sequence[Sequence[Search]], ordering: Ordering, start: Tensor, until: float) -> Settled:
+    def _nearest(
+        self, chains: Sequence[Sequence[SearchMethod]], ordering: Ordering, start: Tensor, until: float
+    ) -> OrderedResult:
         """Of several searches the first that arrives, or the one that comes nearest."""
-        settled = self._search(chains, ordering, Start(start), until)
+        settled = self._search(chains, ordering, StartPoint(start), until)
         for _ in range(self.options.starts - 1):
             if settled.found.arrived or time.thread_time() > until:
                 break
             noise = torch.randn(len(start), generator=ordering.generator, dtype=start.dtype).to(start.device)
-            further = self._search(chains, ordering, Start(start + RESTART * noise), until)
+            further = self._search(chains, ordering, StartPoint(start + RESTART * noise), until)
             settled = min((settled, further), key=lambda made: made.found.residual)
         return settled
 
-    def _search(self, chains: Sequence[Sequence[Search]], ordering: Ordering, start: Start, until: float) -> Settled:
+    def _search(
+        self, chains: Sequence[Sequence[SearchMethod]], ordering: Ordering, start: StartPoint, until: float
+    ) -> OrderedResult:
         """Of chains the first that leaves no doubt where tokens stand, or the one that explains the upload best."""
         first, *others = chains
         settled = self._chain(first, ordering, start, until)
@@ -295,7 +304,9 @@ class NetworkDegraded(OneByOne[VitClassifier]):
                 settled = other
         return settled
 
-    def _chain(self, searches: Sequence[Search], ordering: Ordering, start: Start, until: float) -> Settled:
+    def _chain(
+        self, searches: Sequence[SearchMethod], ordering: Ordering, start: StartPoint, until: float
+    ) -> OrderedResult:
         """One after the other, each from where the last one ended, while there is time."""
         first, *later = searches
         settled = self._settled(first, ordering, start, until)
@@ -306,24 +317,24 @@ class NetworkDegraded(OneByOne[VitClassifier]):
             settled = following.after(settled.found.minimum.steps)
         return settled
 
-    def _settled(self, search: Search, ordering: Ordering, start: Start, until: float) -> Settled:
+    def _settled(self, search: SearchMethod, ordering: Ordering, start: StartPoint, until: float) -> OrderedResult:
         """A search, and others from its tokens in their order, until they stand in it or nothing is gained."""
         if search.again is None:
             alike = ordering.space.alike
-            return Settled(search.find(alike, Start(alike.unknowns(ordering.space.patches(start.unknowns)))))
+            return OrderedResult(search.find(alike, StartPoint(alike.unknowns(ordering.space.patches(start.unknowns)))))
         found = search.find(ordering.space, start)
         while found.arrived and found.learned > LITTLE and time.thread_time() < until:
             if ordering.sure(found):
-                return Settled(found, ordering.as_found(found), sure=True)
+                return OrderedResult(found, ordering.as_found(found), sure=True)
             orders = ordering.of(found, until)
             if not (better := self._better(search.again, ordering, found, orders, until)):
-                return Settled(found, orders[0] if not orders[0].moved else ordering.as_found(found))
+                return OrderedResult(found, orders[0] if not orders[0].moved else ordering.as_found(found))
             found = better
-        return Settled(found)
+        return OrderedResult(found)
 
     def _better(
-        self, again: Find, ordering: Ordering, found: Found, orders: Sequence[Ordered], until: float
-    ) -> Found | None:
+        self, again: Find, ordering: Ordering, found: SearchResult, orders: Sequence[OrderedTokens], until: float
+    ) -> SearchResult | None:
         """What a search from one of these orders finds, if it explains the upload better; from the first that does."""
         steps, below = found.minimum.steps, found.minimum.cost - GAIN
         for ordered in (order for order in orders if order.moved):
@@ -335,7 +346,7 @@ class NetworkDegraded(OneByOne[VitClassifier]):
             steps = further.minimum.steps
         return None
 
-    def _minimum(self, residuals: PickedResiduals, space: OpenSpace, start: Tensor, ends: Ends) -> Minimum:
+    def _minimum(self, residuals: PickedResiduals, space: OpenSpace, start: Tensor, ends: StoppingRule) -> Minimum:
         """The most likely picture near a start."""
         steps = self.options.steps
         eye, began = torch.eye(len(start), device=start.device), time.thread_time()
@@ -355,6 +366,6 @@ class NetworkDegraded(OneByOne[VitClassifier]):
         )
 
 
-def _found(minimum: Minimum, space: OpenSpace, residuals: PickedResiduals) -> Found:
+def _found(minimum: Minimum, space: OpenSpace, residuals: PickedResiduals) -> SearchResult:
     left = residuals(space.patches(minimum.point)[0])
-    return Found(minimum, space, residuals, residuals.count, float(left.square().mean().sqrt()))
+    return SearchResult(minimum, space, residuals, residuals.count, float(left.square().mean().sqrt()))

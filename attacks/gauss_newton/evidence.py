@@ -14,9 +14,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.first_mlp.places import Entrance
-from fedmjp.attacks.gauss_newton.complete import Stated
-from fedmjp.attacks.gauss_newton.picked import Known
+from fedmjp.attacks.first_block.places import TokenEmbedding
+from fedmjp.attacks.gauss_newton.complete import PatchPosterior
+from fedmjp.attacks.gauss_newton.picked import KnownEntries
 from fedmjp.attacks.gauss_newton.placing import MOST, filled, off, unexplained, whitened
 from fedmjp.attacks.gauss_newton.space import OpenSpace
 
@@ -37,7 +37,7 @@ class Evidence:
         alone: (tokens, places), what a token costs in each place.
     """
 
-    found: Stated
+    found: PatchPosterior
     shifts: Tensor
     natural: Tensor
     precision: Tensor
@@ -47,9 +47,14 @@ class Evidence:
 
     @staticmethod
     def of(
-        found: Stated, space: OpenSpace, entrance: Entrance, patch_weight: Known, positions: Known, skipped: int
+        found: PatchPosterior,
+        space: OpenSpace,
+        entrance: TokenEmbedding,
+        patch_weight: KnownEntries,
+        positions: KnownEntries,
+        skipped: int,
     ) -> "Evidence":
-        """Of the tokens of a search; the arguments are those of ``Placing.of``."""
+        """Of the tokens of a search; the arguments are those of ``PlacementCost.of``."""
         slopes, entries = found.slopes, patch_weight.largest(MOST)
         shown, mean, covariance = space.basis, entrance.prior.mean, entrance.prior.covariance
         filling, unseen = filled(shown, covariance)
@@ -93,13 +98,13 @@ class Evidence:
         before = self.away(places) @ drawn + left @ left + self.alone.gather(1, places[:, None]).sum()
         return before, self.found.pull.flatten() - drawn + self.made @ left
 
-    def weighed(self, places: Tensor) -> "Weighed":
+    def weighed(self, places: Tensor) -> "WeighedOrder":
         """An order (tokens,) of places."""
         precision = self.precision[places][:, :, places].flatten(2).flatten(0, 1)
         said = self.found.precision.flatten(2).flatten(0, 1)
         factor = torch.linalg.cholesky(said + precision + self._explained)
         left = self.left - self.along(places).flatten() @ self.made
-        return Weighed(self, places, precision, precision @ self.away(places), left, factor)
+        return WeighedOrder(self, places, precision, precision @ self.away(places), left, factor)
 
     def likeliest(
         self, orders: Iterable[Tensor], swaps: Callable[[Tensor], Iterable[tuple[int, int]]], until: float
@@ -130,7 +135,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Weighed:
+class WeighedOrder:
     """An order that was weighed, from which orders that differ in two tokens are quick to weigh.
 
     Where two tokens change places, what natural pictures say changes in the rows and columns of these two alone: a

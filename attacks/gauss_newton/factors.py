@@ -45,7 +45,7 @@ class Factors:
         return outputs.sum(dim=0) if kind == "bias" else outputs.mT @ self.inputs[layer]
 
 
-class Factored:
+class FactoredModel:
     """A model that takes patches and gives factors, differentiable forwards."""
 
     def __init__(self, model: VitClassifier, layers: Sequence[str], label_smoothing: float) -> None:

@@ -46,7 +46,7 @@ class Minimum:
 
 
 @dataclass(frozen=True)
-class Ends:
+class StoppingRule:
     """When a search ends before all of its steps are done.
 
     Attributes:
@@ -62,7 +62,7 @@ class Ends:
     until: float = math.inf
 
 
-ENDS = Ends()
+ENDS = StoppingRule()
 
 
 def minimise(
@@ -71,7 +71,7 @@ def minimise(
     *,
     steps: int,
     slopes: Function | None = None,
-    ends: Ends = ENDS,
+    ends: StoppingRule = ENDS,
     on_step: Callable[[int, float], None] = lambda *_: None,
 ) -> Minimum:
     """Search from ``start`` until nothing is gained.

@@ -25,14 +25,14 @@ Of = Callable[[Factors], Tensor]
 Parts = tuple[dict[str, Tensor], dict[str, Tensor], Tensor]  # those of Factors
 
 
-class Moving:
+class PlainFactors:
     """The factors of candidates for one picture."""
 
     def __init__(self, networks: Mapping[torch.dtype, VitClassifier], layers: Sequence[str], target: Tensor) -> None:
         """Of a plain transformer.
 
         Args:
-            networks: That take patches, float32 and float64 (``Factored.network``).
+            networks: That take patches, float32 and float64 (``FactoredModel.network``).
             layers: Of which factors are wanted.
             target: (1, classes) float64, what the loss compares with.
         """
@@ -107,7 +107,7 @@ class _Rows(torch.autograd.Function):
     """The gradient at the tokens, and of each layer what goes in and the slope at what comes out."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, moving: Moving) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, tokens: Tensor, moving: PlainFactors) -> tuple[Tensor, ...]:
         ctx.began = began = moving.begun(tokens)
         named = moving.named(began.layers())
         ctx.names = [name for name, _ in named]

@@ -8,12 +8,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.first_mlp.places import Entrance
-from fedmjp.attacks.gauss_newton.complete import Stated
+from fedmjp.attacks.first_block.places import TokenEmbedding
+from fedmjp.attacks.gauss_newton.complete import PatchPosterior
 from fedmjp.attacks.gauss_newton.evidence import DOUBT, Evidence
 from fedmjp.attacks.gauss_newton.levenberg import Minimum
-from fedmjp.attacks.gauss_newton.picked import Known, PickedResiduals
-from fedmjp.attacks.gauss_newton.placing import Placing, off
+from fedmjp.attacks.gauss_newton.picked import KnownEntries, PickedResiduals
+from fedmjp.attacks.gauss_newton.placing import PlacementCost, off
 from fedmjp.attacks.gauss_newton.space import OpenSpace
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
@@ -24,7 +24,7 @@ EXPLAINED = 3.0  # residual from which on a search has not arrived, and nothing 
 
 
 @dataclass(frozen=True)
-class Start:
+class StartPoint:
     """Where a search begins.
 
     Attributes:
@@ -39,7 +39,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Where a search ended."""
 
     minimum: Minimum
@@ -65,13 +65,13 @@ class Found:
         strengths, axes = torch.linalg.eigh(self.minimum.gram)
         return strengths.clamp(min=1.0), axes  # the prior's is 1: rounding makes less of it
 
-    def after(self, steps: int) -> "Found":
+    def after(self, steps: int) -> "SearchResult":
         """The same after so many steps of other searches."""
         return replace(self, minimum=replace(self.minimum, steps=self.minimum.steps + steps))
 
 
 @dataclass(frozen=True)
-class Ordered:
+class OrderedTokens:
     """Tokens in an order.
 
     Attributes:
@@ -80,13 +80,13 @@ class Ordered:
         moved: Whether a token stands elsewhere than where it was found.
     """
 
-    stated: Stated
+    stated: PatchPosterior
     unscaled: float
     moved: bool
 
 
 @dataclass(frozen=True)
-class Settled:
+class OrderedResult:
     """A search, and the order of its tokens, if it is known already.
 
     Attributes:
@@ -95,11 +95,11 @@ class Settled:
         sure: Whether the position embedding's entries leave no doubt of their order.
     """
 
-    found: Found
-    ordered: Ordered | None = None
+    found: SearchResult
+    ordered: OrderedTokens | None = None
     sure: bool = False
 
-    def after(self, steps: int) -> "Settled":
+    def after(self, steps: int) -> "OrderedResult":
         """The same after so many steps of other searches."""
         return replace(self, found=self.found.after(steps))
 
@@ -117,12 +117,12 @@ class Ordering:
     """
 
     space: OpenSpace
-    entrance: Entrance
-    known: Mapping[str, Known]
+    entrance: TokenEmbedding
+    known: Mapping[str, KnownEntries]
     model: VitClassifier
     generator: torch.Generator
 
-    def of(self, found: Found, until: float) -> list[Ordered]:
+    def of(self, found: SearchResult, until: float) -> list[OrderedTokens]:
         """What was found, in orders that are in doubt, the likeliest first; as found where no entry of a place is left.
 
         Orders are drawn until ``until``, of ``time.thread_time()``.
@@ -135,7 +135,7 @@ class Ordering:
         if not positions.values.any():
             return [here]
         unsure = _unsure(found)
-        placing = Placing.of(
+        placing = PlacementCost.of(
             stated, unsure, self.space, self.entrance, patch_weight, positions, self.model.prefix_tokens
         )
         patches = found.space.patches(found.minimum.point)[0]
@@ -147,11 +147,11 @@ class Ordering:
         return [
             here
             if torch.equal(order, standing)
-            else Ordered(stated.moved(order, self.space.basis, self.entrance), unscaled, moved=True)
+            else OrderedTokens(stated.moved(order, self.space.basis, self.entrance), unscaled, moved=True)
             for order in orders
         ]
 
-    def sure(self, found: Found) -> bool:
+    def sure(self, found: SearchResult) -> bool:
         """Whether any two tokens in each other's places would be further from the entries there, beyond doubt."""
         patches = found.space.patches(found.minimum.point)[0]
         positions = self.known[names.POSITION_EMBEDDING].scaled(1 / found.residuals.scale(patches))
@@ -161,30 +161,30 @@ class Ordering:
         more = apart + apart.mT - stands[:, None] - stands
         return bool((more.fill_diagonal_(torch.inf) > DOUBT).all())
 
-    def as_found(self, found: Found) -> Ordered:
+    def as_found(self, found: SearchResult) -> OrderedTokens:
         """What was found, as it was found."""
         patches = found.space.patches(found.minimum.point)[0]
         slopes = found.residuals.factors(patches).at_tokens[0, self.model.prefix_tokens :]
-        stated = Stated.of(found.space, found.minimum.point, found.spectrum, slopes)
-        return Ordered(stated, 1 / found.residuals.scale(patches), moved=False)
+        stated = PatchPosterior.of(found.space, found.minimum.point, found.spectrum, slopes)
+        return OrderedTokens(stated, 1 / found.residuals.scale(patches), moved=False)
 
-    def begin(self, ordered: Ordered, below: float) -> Start:
+    def begin(self, ordered: OrderedTokens, below: float) -> StartPoint:
         """Of tokens in their order, in the space of whole pictures, where it is known of them how the cost curves."""
-        return Start(self._unknowns(ordered), ordered.stated.gram(self.space), below)
+        return StartPoint(self._unknowns(ordered), ordered.stated.gram(self.space), below)
 
-    def start(self, found: Found, until: float) -> Start:
+    def start(self, found: SearchResult, until: float) -> StartPoint:
         """From which the next search begins: where the last one ended, its tokens in order if it arrived."""
         if found.space is self.space:
-            return Start(found.minimum.point)
+            return StartPoint(found.minimum.point)
         if found.arrived:  # without places, how the cost curves was not known of all
-            return Start(self._unknowns(self.of(found, until)[0]))
-        return Start(self.space.unknowns(found.space.patches(found.minimum.point)))
+            return StartPoint(self._unknowns(self.of(found, until)[0]))
+        return StartPoint(self.space.unknowns(found.space.patches(found.minimum.point)))
 
-    def _unknowns(self, ordered: Ordered) -> Tensor:
+    def _unknowns(self, ordered: OrderedTokens) -> Tensor:
         return self.space.unknowns((ordered.stated.along @ self.space.basis)[None])
 
 
-def _unsure(found: Found) -> Tensor:
+def _unsure(found: SearchResult) -> Tensor:
     """(rank, rank): how far off what a search says of a token may be, on average over tokens."""
     strengths, axes = found.spectrum
     halves = found.space.root @ (axes / strengths.sqrt())

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedmjp.attacks.entries import EVEN, Entries, read_entries, step_of
-from fedmjp.attacks.gauss_newton.factors import Factored, Factors
+from fedmjp.attacks.gauss_newton.factors import FactoredModel, Factors
 from fedmjp.attacks.gauss_newton.levenberg import jacobian
-from fedmjp.attacks.gauss_newton.moving import Moving
+from fedmjp.attacks.gauss_newton.moving import PlainFactors
 from fedmjp.attacks.gauss_newton.residuals import compared_layers
 from fedmjp.attacks.gauss_newton.space import OpenSpace
 from fedmjp.attacks.gradient_at_tokens import is_plain
@@ -34,7 +34,7 @@ def said_of(matrix: Tensor, threat: ThreatModel, uploads: int) -> Entries:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownEntries:
     """Entries of one tensor that are known, but for noise, row by row."""
 
     rows: Tensor  # (entries,) int64
@@ -47,7 +47,7 @@ class Known:
     crossing: tuple[Tensor, Tensor] | None = None  # rows and columns, where entries are all that these share, in order
 
     @staticmethod
-    def read(tensor: Tensor, threat: ThreatModel, uploads: int = 1) -> "Known":
+    def read(tensor: Tensor, threat: ThreatModel, uploads: int = 1) -> "KnownEntries":
         """Those that a pipeline leaves of a tensor (rows,) or (rows, columns), the mean of so many uploaded ones.
 
         None of one that is all zeros.
@@ -65,13 +65,13 @@ class Known:
         values = torch.where(one_sided, matrix.double(), (entries.low + entries.high) / 2)
         precision = 1 / variance[rows, columns]
         step = step_of(matrix, threat)
-        return Known(rows, columns, values[rows, columns], precision, matrix.numel(), step, uploads)
+        return KnownEntries(rows, columns, values[rows, columns], precision, matrix.numel(), step, uploads)
 
-    def some(self, most: int, generator: torch.Generator) -> "Known":
+    def some(self, most: int, generator: torch.Generator) -> "KnownEntries":
         """So many of them at most, drawn alike."""
         return self._chosen(torch.randperm(len(self.rows), generator=generator)[:most])
 
-    def crossed(self, most: int, generator: torch.Generator) -> "Known":
+    def crossed(self, most: int, generator: torch.Generator) -> "KnownEntries":
         """About so many, those of some rows in some columns, drawn alike: a candidate's are quick to make.
 
         There are as many rows as columns, or all of either. Where not all entries are known, ``some`` of them.
@@ -90,16 +90,16 @@ class Known:
         chosen = (rows[:, None] * width + columns).flatten()
         return replace(self._chosen(chosen), crossing=(rows, columns))
 
-    def largest(self, most: int) -> "Known":
+    def largest(self, most: int) -> "KnownEntries":
         """So many of them at most, the largest."""
         return self._chosen(self.values.abs().argsort(descending=True)[:most])
 
-    def scaled(self, factor: float) -> "Known":
+    def scaled(self, factor: float) -> "KnownEntries":
         """All entries times a factor."""
         precision, step = self.precision / factor**2, self.step * abs(factor)
         return replace(self, values=self.values * factor, precision=precision, step=step)
 
-    def near(self, made: Tensor, least: float) -> "Known":
+    def near(self, made: Tensor, least: float) -> "KnownEntries":
         """With the noise that random rounding to levels puts on a candidate's entries: the less, the nearer to a level.
 
         Args:
@@ -124,7 +124,7 @@ class Known:
     def _weight(self) -> Tensor:
         return self.precision.sqrt()
 
-    def _chosen(self, chosen: Tensor) -> "Known":
+    def _chosen(self, chosen: Tensor) -> "KnownEntries":
         chosen = chosen.sort().values.to(self.rows.device)
         rows, columns, values, precision = (
             each[chosen] for each in (self.rows, self.columns, self.values, self.precision)
@@ -135,7 +135,9 @@ class Known:
 class PickedResiduals:
     """The residuals of candidates for one picture's upload: called with their patches."""
 
-    def __init__(self, model: VitClassifier, label: Tensor, known: Mapping[str, Known], threat: ThreatModel) -> None:
+    def __init__(
+        self, model: VitClassifier, label: Tensor, known: Mapping[str, KnownEntries], threat: ThreatModel
+    ) -> None:
         """Compare the gradients of layers and of the position embedding.
 
         Args:
@@ -145,12 +147,12 @@ class PickedResiduals:
             threat: The clients' loss, and whether the update was scaled.
         """
         layers = compared_layers(model)
-        self._label, self._factored = label, Factored(model, layers, threat.label_smoothing)
+        self._label, self._factored = label, FactoredModel(model, layers, threat.label_smoothing)
         self._moving = None
         if is_plain(model.backbone):
             networks = {dtype: self._factored.network(dtype) for dtype in (torch.float32, torch.float64)}
             target = soft_targets(label, model.backbone.num_classes, threat.label_smoothing, torch.float64)
-            self._moving = Moving(networks, layers, target)
+            self._moving = PlainFactors(networks, layers, target)
         self._scaled = "scaled" in threat.marks
         self._known = {name: entries for name, entries in known.items() if name != names.PATCH_WEIGHT}
 
@@ -205,7 +207,7 @@ class PickedResiduals:
         return (with_these / with_itself).clamp(min=torch.finfo(with_itself.dtype).eps)
 
 
-def made_entries(name: str, entries: Known, factors: Factors) -> Tensor:
+def made_entries(name: str, entries: KnownEntries, factors: Factors) -> Tensor:
     """Entries of a candidate's gradient."""
     if name == names.POSITION_EMBEDDING or name.endswith(".bias") or len(entries.rows) > WHOLE * entries.of:
         gradient = factors.gradient(name)

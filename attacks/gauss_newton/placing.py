@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.first_mlp.places import Entrance
-from fedmjp.attacks.gauss_newton.complete import Stated
-from fedmjp.attacks.gauss_newton.picked import Known
+from fedmjp.attacks.first_block.places import TokenEmbedding
+from fedmjp.attacks.gauss_newton.complete import PatchPosterior
+from fedmjp.attacks.gauss_newton.picked import KnownEntries
 from fedmjp.attacks.gauss_newton.space import OpenSpace
 
 UNSURE = 3e-3  # of what a search found, at least, and of the entries that follow from it
@@ -29,7 +29,7 @@ SETTLED = 1e-9  # of the cost: what rounding makes of a swap that gains nothing
 
 
 @dataclass(frozen=True)
-class Placing:
+class PlacementCost:
     """How likely orders are: minus twice the logarithm is a sum over tokens and pairs of them, up to a constant.
 
     Attributes:
@@ -42,14 +42,14 @@ class Placing:
 
     @staticmethod
     def of(
-        found: Stated,
+        found: PatchPosterior,
         unsure: Tensor,
         space: OpenSpace,
-        entrance: Entrance,
-        patch_weight: Known,
-        positions: Known,
+        entrance: TokenEmbedding,
+        patch_weight: KnownEntries,
+        positions: KnownEntries,
         skipped: int,
-    ) -> "Placing":
+    ) -> "PlacementCost":
         """Of the tokens of a search.
 
         Args:
@@ -75,7 +75,7 @@ class Placing:
         stated = whitened(root, entries.values[None])[0]
         natural = _natural(along - space.natural @ shown.mT, unsure, space.root)
         alone = off(slopes, positions, skipped) - 2 * (made @ stated).view(along.shape[:2])
-        return Placing(alone, made @ made.mT + natural @ natural.mT)
+        return PlacementCost(alone, made @ made.mT + natural @ natural.mT)
 
     def cost(self, places: Tensor) -> float:
         """Of an order (tokens,) of places."""
@@ -122,7 +122,7 @@ class Swaps:
     latter is as before but for the two tokens that moved.
     """
 
-    def __init__(self, placing: Placing, places: Tensor) -> None:
+    def __init__(self, placing: PlacementCost, places: Tensor) -> None:
         """Begin with an order (tokens,) of places."""
         self.places, self._placing = places.clone(), placing
         here = placing.indices(places).diagonal()
@@ -175,7 +175,7 @@ def filled(shown: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
     return filling, covariance - by_shown @ filling
 
 
-def unexplained(slopes: Tensor, entries: Known, unseen: Tensor) -> Tensor:
+def unexplained(slopes: Tensor, entries: KnownEntries, unseen: Tensor) -> Tensor:
     """A lower factor of the covariance of the patch embedding's entries, where ``unseen`` is that of a patch's values.
 
     Slopes (tokens, dim) are each token's.
@@ -201,7 +201,7 @@ def _natural(away: Tensor, unsure: Tensor, root: Tensor) -> Tensor:
     return torch.einsum("upi,tpi->tpu", solved.view(len(lower), *away.shape[1:]), away).flatten(0, 1)
 
 
-def off(slopes: Tensor, positions: Known, skipped: int) -> Tensor:
+def off(slopes: Tensor, positions: KnownEntries, skipped: int) -> Tensor:
     """(tokens, places): how far slopes are from the entries that are left of a place's gradient."""
     at_patches = positions.rows >= skipped
     places, columns = positions.rows[at_patches] - skipped, positions.columns[at_patches]

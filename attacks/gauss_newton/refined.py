@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vmap
 
-from fedmjp.attacks.first_mlp.equations import ROUNDED, Equations
-from fedmjp.attacks.first_mlp.search import TRUE
-from fedmjp.attacks.gauss_newton.levenberg import Ends, minimise
+from fedmjp.attacks.first_block.equations import ROUNDED, TokenEquations
+from fedmjp.attacks.first_block.search import TRUE
+from fedmjp.attacks.gauss_newton.levenberg import StoppingRule, minimise
 
 STEPS = 15
 CHUNK = 64  # directions that are differentiated at a time
 
 
 @dataclass(frozen=True)
-class Places:
+class PlaceEquations:
     """What the linear facts leave open of the tokens that enter the first block."""
 
-    equations: Equations
+    equations: TokenEquations
     class_token: Tensor  # (dim,) with its position
     still: Tensor  # (patches, dim), s
     moves: Tensor  # (rank, dim), Z
@@ -46,7 +46,9 @@ class Places:
             ]
             return torch.cat(parts)
 
-        ended = minimise(function, along.flatten(), steps=STEPS, slopes=slopes, ends=Ends(enough=float(len(along))))
+        ended = minimise(
+            function, along.flatten(), steps=STEPS, slopes=slopes, ends=StoppingRule(enough=float(len(along)))
+        )
         return ended.point.view_as(along)
 
     def _behind(self, along: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmjp.attacks.gauss_newton.factors import PREFIX, Factored, Factors
+from fedmjp.attacks.gauss_newton.factors import PREFIX, FactoredModel, Factors
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 
@@ -50,7 +50,7 @@ class Residuals:
 
     def __init__(
         self,
-        factored: Factored,
+        factored: FactoredModel,
         targets: Mapping[str, Tensor],
         labels: Tensor,
         mask: Tensor,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedmjp.attacks.entries import Entries, coarse
-from fedmjp.attacks.gauss_newton.picked import Known, said_of
+from fedmjp.attacks.gauss_newton.picked import KnownEntries, said_of
 from fedmjp.defences.quantise import Quantise
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload
@@ -16,7 +16,7 @@ from fedmjp.threat import ThreatModel
 
 
 @dataclass(frozen=True)
-class Sent:
+class UploadedEntries:
     """Tensors of uploads of one picture on the model's device, and what makes gradients of them.
 
     Attributes:
@@ -32,12 +32,14 @@ class Sent:
     uploads: int
 
     @staticmethod
-    def of(uploads: Sequence[Upload], names: Sequence[str], threat: ThreatModel, model: VitClassifier) -> "Sent":
+    def of(
+        uploads: Sequence[Upload], names: Sequence[str], threat: ThreatModel, model: VitClassifier
+    ) -> "UploadedEntries":
         """Some of the tensors of uploads that differ in their noise alone; of the first where others leave no mean."""
         averaged = uploads if all(isinstance(defence, Quantise) for defence in coarse(threat)) else uploads[:1]
         factor = 1.0 if averaged[0].kind == "gradient" else -1 / threat.local_learning_rate
         tensors = {name: _mean([upload.tensors[name] for upload in averaged]).to(model.mean.device) for name in names}
-        return Sent(tensors, factor, threat, len(averaged))
+        return UploadedEntries(tensors, factor, threat, len(averaged))
 
     def gradients(self) -> dict[str, Tensor]:
         """As they were sent."""
@@ -48,10 +50,10 @@ class Sent:
         matrix = self.tensors[name].flatten(1) * math.copysign(1.0, self.factor)
         return said_of(matrix, self.threat, self.uploads).scaled(abs(self.factor) * scaled)
 
-    def known(self) -> dict[str, Known]:
+    def known(self) -> dict[str, KnownEntries]:
         """What is known of gradients but for noise, entry by entry."""
         return {
-            name: Known.read(tensor, self.threat, self.uploads).scaled(self.factor)
+            name: KnownEntries.read(tensor, self.threat, self.uploads).scaled(self.factor)
             for name, tensor in self.tensors.items()
         }
 

@@ -19,7 +19,7 @@ from fedmjp.attacks.gauss_newton.beliefs import Belief, believed
 from fedmjp.attacks.gauss_newton.descent import AT_A_TIME, Tell, descend
 from fedmjp.attacks.gauss_newton.factors import Factors
 from fedmjp.attacks.gauss_newton.levenberg import Minimum
-from fedmjp.attacks.gauss_newton.picked import Known, PickedResiduals, made_entries
+from fedmjp.attacks.gauss_newton.picked import KnownEntries, PickedResiduals, made_entries
 from fedmjp.attacks.gauss_newton.space import OpenSpace
 from fedmjp.models import names
 
@@ -31,7 +31,7 @@ FAR = 5.0  # times the entries on the wrong side: what is believed with so many 
 
 
 @dataclass(frozen=True)
-class Sides:
+class SignConstraints:
     """Of all entries of some gradients.
 
     Attributes:
@@ -45,17 +45,17 @@ class Sides:
     residuals: PickedResiduals
 
     @staticmethod
-    def of(tensors: Mapping[str, Tensor], residuals: PickedResiduals) -> "Sides":
+    def of(tensors: Mapping[str, Tensor], residuals: PickedResiduals) -> "SignConstraints":
         """Of signs times their tensor's mean magnitude; those of the patch embedding do not count."""
         sent = {name: tensor for name, tensor in tensors.items() if name != names.PATCH_WEIGHT and tensor.any()}
         signs = {name: tensor.sign().float() for name, tensor in sent.items()}
-        return Sides(signs, {name: float(tensor.abs().max()) for name, tensor in sent.items()}, residuals)
+        return SignConstraints(signs, {name: float(tensor.abs().max()) for name, tensor in sent.items()}, residuals)
 
     @property
-    def anywhere(self) -> "Sides":
+    def anywhere(self) -> "SignConstraints":
         """Those that do not tell where a token stands."""
         signs = {name: signs for name, signs in self.signs.items() if name != names.POSITION_EMBEDDING}
-        return Sides(signs, self.sizes, self.residuals)
+        return SignConstraints(signs, self.sizes, self.residuals)
 
     @property
     def count(self) -> int:
@@ -80,21 +80,23 @@ class Sides:
         """How many entries of a candidate are on the wrong side."""
         return sum(int((margins < 0).sum()) for margins in self.margins(patches).values())
 
-    def nearest(self, patches: Tensor, most: int) -> dict[str, Known]:
+    def nearest(self, patches: Tensor, most: int) -> dict[str, KnownEntries]:
         """The entries of a candidate that are on the wrong side or nearest to it; values are their signs."""
         margins = self.margins(patches)
         told = torch.cat([each[self.signs[name] != 0] for name, each in margins.items()])
         bound = told.kthvalue(min(most, len(told))).values
         return {name: self._those(name, each <= bound) for name, each in margins.items()}
 
-    def _those(self, name: str, chosen: Tensor) -> Known:
+    def _those(self, name: str, chosen: Tensor) -> KnownEntries:
         signs = self.signs[name].view(len(chosen), -1)
         rows, columns = (chosen.view(signs.shape) & (signs != 0)).nonzero().T
         values = signs[rows, columns].double()
-        return Known(rows, columns, values, torch.ones_like(values), signs.numel())
+        return KnownEntries(rows, columns, values, torch.ones_like(values), signs.numel())
 
 
-def search(sides: Sides, space: OpenSpace, start: Tensor, widths: Sequence[float], until: float, tell: Tell) -> Minimum:
+def search(
+    sides: SignConstraints, space: OpenSpace, start: Tensor, widths: Sequence[float], until: float, tell: Tell
+) -> Minimum:
     """What is believed at the end of a search, which ``time.thread_time()`` may cut short at ``until``.
 
     Args:
@@ -122,11 +124,11 @@ def search(sides: Sides, space: OpenSpace, start: Tensor, widths: Sequence[float
     return Minimum(best, likelihood + float(best @ best), belief.precision, taken)
 
 
-def _cost(sides: Sides, space: OpenSpace, width: float, unknowns: Tensor) -> Tensor:
+def _cost(sides: SignConstraints, space: OpenSpace, width: float, unknowns: Tensor) -> Tensor:
     return sides.loss(space.patches(unknowns)[0], width) + unknowns @ unknowns
 
 
-def _belief(sides: Sides, space: OpenSpace, point: Tensor) -> Belief:
+def _belief(sides: SignConstraints, space: OpenSpace, point: Tensor) -> Belief:
     """Of the unknowns, by the sides of the entries that are nearest to zero."""
     near = sides.nearest(space.patches(point.float())[0], round(NEAREST * len(point)))
 

@@ -38,7 +38,7 @@ class OpenSpace:
     def of(affine: AffinePatches, model: Entrance) -> "OpenSpace":
         """The space of the pictures that the facts allow."""
         if not len(affine.basis):
-            return OpenSpace(affine.known, affine.basis, affine.known.new_zeros(0, 0))
+            return OpenSpace(affine.fixed, affine.basis, affine.fixed.new_zeros(0, 0))
         precision = _precision(affine, model)
         precision.diagonal().add_(LEAST * precision.diagonal().max())
         factor = torch.linalg.cholesky(precision)
@@ -136,7 +136,7 @@ _LAST: dict[tuple[object, ...], Prior] = {}
 
 def _precision(affine: AffinePatches, model: Entrance) -> Tensor:
     """(patches * rank, patches * rank) of the prior of pictures, along the basis."""
-    prior, patches, rank = NaturalPictures.for_model(model), len(affine.known), len(affine.basis)
+    prior, patches, rank = NaturalPictures.for_model(model), len(affine.fixed), len(affine.basis)
     basis = affine.basis.float()
 
     def along(direction: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Several pictures of one upload, near enough to begin a search there: from the tokens that the first MLP states.
 
 The gradients of the first MLP single out every token behind the first attention, of whichever picture, as a set
-(``fedmjp.attacks.first_mlp``). Linear algebra sorts the set:
+(``fedmjp.attacks.first_block``). Linear algebra sorts the set:
 
 - By place. The linear facts leave the patches of a place open along few directions, and so the token of each picture
   there. A token that lies in that space has that place; the class token, which is known, has its own.
@@ -21,13 +21,14 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from fedmjp.attacks.first_mlp.equations import Equations
-from fedmjp.attacks.first_mlp.search import search
-from fedmjp.attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, Entering, centred, class_token, entering
-from fedmjp.attacks.gauss_newton.refined import Places
+from fedmjp.attacks.first_block import block
+from fedmjp.attacks.first_block.block import FC1_WEIGHT, FC2_WEIGHT
+from fedmjp.attacks.first_block.equations import TokenEquations
+from fedmjp.attacks.first_block.search import search
+from fedmjp.attacks.first_block.tokens import EnteringTokens, centred, class_token, entering
+from fedmjp.attacks.gauss_newton.refined import PlaceEquations
 from fedmjp.attacks.mjp.affine import AffinePatches
 from fedmjp.attacks.mjp.closing import close
-from fedmjp.attacks.mjp.span import block
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import from_patches
@@ -65,25 +66,25 @@ def by_tokens(
     if not len(affine.basis):
         return None
     first, fc2, count = block.first_block(model), block.linear_of(model, "0.mlp.fc2"), 1 + model.grid**2
-    equations = Equations(first, fc2, gradients[FC1_WEIGHT], gradients[FC2_WEIGHT], len(labels) * count)
+    equations = TokenEquations(first, fc2, gradients[FC1_WEIGHT], gradients[FC2_WEIGHT], len(labels) * count)
     try:
         behind = search(equations, ROUNDS, STARTS, generator)
         made = entering(model, gradients, behind.whitened)
         if not bool(made.tokens.isfinite().all() & made.attended.isfinite().all()):
             return None
-        sorted_ = Sorted(affine, model)
+        sorted_ = TokenSorter(affine, model)
         members = sorted_.members(made, sorted_.places(made.tokens, len(labels)))
-        natural = (close(affine, model) - affine.known) @ affine.basis.mT
+        natural = (close(affine, model) - affine.fixed) @ affine.basis.mT
         along = torch.where((members < behind.met)[..., None], sorted_.along(made, members), natural)
-        places = Places(equations, class_token(model), sorted_.still, sorted_.moves)
+        places = PlaceEquations(equations, class_token(model), sorted_.still, sorted_.moves)
         refined = torch.stack([places.refined(each) for each in along])
-        patches = affine.known + refined @ affine.basis
+        patches = affine.fixed + refined @ affine.basis
         return patches[_order(patches, gradients[names.HEAD_WEIGHT], labels, model)]
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # two rows are one: no solution
         return None
 
 
-class Sorted:
+class TokenSorter:
     """Puts tokens into their places and pictures."""
 
     def __init__(self, affine: AffinePatches, model: VitClassifier) -> None:
@@ -93,7 +94,7 @@ class Sorted:
         )
         weight = weight.flatten(1)
         self._block, self._class_token = block.first_block(model), class_token(model)
-        self.still = centred(affine.known @ weight.mT + bias + positions[0, 1:])  # (patches, dim) tokens of ``known``
+        self.still = centred(affine.fixed @ weight.mT + bias + positions[0, 1:])  # (patches, dim) tokens of ``known``
         self.moves = centred(affine.basis @ weight.mT)  # (rank, dim)
 
     def places(self, tokens: Tensor, pictures: int) -> Tensor:
@@ -107,13 +108,13 @@ class Sorted:
         rows: Tensor = torch.from_numpy(places).to(tokens.device).argsort().view(-1, pictures)
         return rows
 
-    def along(self, made: Entering, members: Tensor) -> Tensor:
+    def along(self, made: EnteringTokens, members: Tensor) -> Tensor:
         """(pictures, patches, rank) of the tokens along the moves."""
         solved = torch.linalg.lstsq(self.moves.mT, (made.tokens[members] - self.still).flatten(0, 1).mT).solution
         along: Tensor = solved.mT.view(*members.shape, -1)
         return along
 
-    def members(self, made: Entering, places: Tensor) -> Tensor:
+    def members(self, made: EnteringTokens, places: Tensor) -> Tensor:
         """(pictures, patches) the tokens that the class token of each picture attends to."""
         class_tokens, candidates = places[0], places[1:].flatten()
         tokens = torch.cat([self._class_token[None], made.tokens[candidates]])

@@ -22,7 +22,7 @@ SETTLED = 5e-6  # of the cost: what so many steps gain that ends the search
 
 
 @dataclass(frozen=True)
-class Whole:
+class FullSearch:
     """A search that compares all entries.
 
     Attributes:
@@ -82,9 +82,9 @@ class Whole:
             found, reached = start, costs[0]
         return Minimum(found, reached, gram, AT_A_TIME * len(costs))
 
-    def near(self, patches: Tensor, least: float) -> "Whole":
+    def near(self, patches: Tensor, least: float) -> "FullSearch":
         """With the noise that random rounding puts on this candidate's entries; see ``PickedResiduals.near``."""
-        return Whole(self.every.near(patches, least), self.some.near(patches, least))
+        return FullSearch(self.every.near(patches, least), self.some.near(patches, least))
 
     def gram(self, space: OpenSpace, point: Tensor) -> Tensor:
         """(unknowns, unknowns), J^T J of all entries and the prior, by those of some."""

@@ -1,4 +1,4 @@
-"""What uploads leave open of a picture: every patch lies in a known affine subspace."""
+"""The subspaces that uploads leave open of a picture: every patch lies in a known affine subspace."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,20 +15,24 @@ SETTLED = 1e-6  # change of a value from one round to the next
 
 @dataclass(frozen=True)
 class AffinePatches:
-    """Patch t of the clean picture, in its true place, is ``known[t] + c_t^T basis`` for some c_t."""
+    """Subspaces that uploads leave open: patch t of the clean picture is ``fixed[t] + c_t^T basis`` for some c_t."""
 
-    known: Tensor  # (patches, values) float64, in the network's input space, orthogonal to the basis
+    fixed: Tensor  # (patches, values) float64, in the network's input space, orthogonal to the basis
     basis: Tensor  # (unknowns per patch, values) float64, orthonormal rows; empty where nothing is open
 
 
 def of_one_upload(facts: LinearFacts) -> AffinePatches:
-    """What the facts of one upload leave open: coefficients in the span of the differences of masked patches."""
+    """Return what the facts of one upload leave open: coefficients in the span of the differences of masked patches.
+
+    Args:
+        facts: Those of one upload.
+    """
     return AffinePatches(facts.stated, facts.open)
 
 
 @dataclass(frozen=True)
 class Stack:
-    """What uploads of one picture state together: A x_t = right_t for every patch t.
+    """The equations A x_t = right_t, for every patch t, that uploads of one picture state together.
 
     Upload r says (I - P_r) x_t = e_t^(r) (facts 3 and 4). Summed over the uploads, A = sum_r (I - P_r) is
     positive semidefinite. Its null space is the intersection of the spans, the span of the patches that
@@ -42,24 +46,38 @@ class Stack:
 
     @staticmethod
     def of(facts: Sequence[LinearFacts]) -> "Stack":
-        """The sums, solved for their eigenvectors."""
+        """Add up the equations of uploads and find their eigenvectors.
+
+        Args:
+            facts: Those of the uploads of one picture.
+        """
         basis = torch.cat([upload.open for upload in facts])
         whole = torch.eye(basis.shape[1], dtype=basis.dtype, device=basis.device)
         strengths, directions = torch.linalg.eigh(len(facts) * whole - basis.mT @ basis)
         return Stack(torch.stack([upload.stated for upload in facts]).sum(dim=0), strengths, directions)
 
     def solve(self, open_: Tensor) -> tuple[Tensor, Tensor]:
-        """Solution (patches, values) where directions (values,) are not left open, and orthonormal rows of those."""
+        """Solve the equations outside of the directions that are left open.
+
+        Args:
+            open_: (values,) bool, True for an open direction.
+
+        Returns:
+            The solution (patches, values), and orthonormal rows of the open directions.
+        """
         solved = self.directions[:, ~open_]
-        known = (self.right @ solved / self.strengths[~open_]) @ solved.mT
-        return known, self.directions[:, open_].mT.contiguous()
+        solution = (self.right @ solved / self.strengths[~open_]) @ solved.mT
+        return solution, self.directions[:, open_].mT.contiguous()
 
 
 def of_several_uploads(facts: Sequence[LinearFacts]) -> AffinePatches:
-    """What one or several uploads of one picture leave open together.
+    """Return what one or several uploads of one picture leave open together.
 
     Spans are known up to noise, which lifts the eigenvalues of their intersection to what of it leaks
     out of each (fact 7). A direction counts as known if more than that is left of its eigenvalue.
+
+    Args:
+        facts: Those of the uploads of one picture.
     """
     if len(facts) == 1:
         return of_one_upload(facts[0])
@@ -74,14 +92,18 @@ def complete(facts: Sequence[LinearFacts], patches: Tensor) -> list[LinearFacts]
     """Open the direction that each upload of a picture lacks and errs in (fact 10), as the others tell it.
 
     With the picture known, upload r errs by g b^T, whose direction b its singular value decomposition gives; with all b
-    known, the stack gives the picture. From ``patches`` (patches, values), a guess, the two take turns.
+    known, the stack gives the picture. The two take turns.
+
+    Args:
+        facts: Those of the uploads of one picture.
+        patches: A guess, (patches, values).
     """
     guess, completed = patches, list(facts)
     for _ in range(ROUNDS):
         completed = [_complete(upload, patches) if upload.errs else upload for upload in facts]
         affine = of_several_uploads(completed)
-        before, patches = patches, affine.known + guess @ affine.basis.mT @ affine.basis
-        if (patches - before).abs().max() <= SETTLED:
+        previous, patches = patches, affine.fixed + guess @ affine.basis.mT @ affine.basis
+        if (patches - previous).abs().max() <= SETTLED:
             break
     return completed
 

@@ -2,7 +2,7 @@
 
 An upload of B pictures x, y, ... sums over the tokens of all, and what it states is found as for one
 (``fedmjp.attacks.mjp.facts``). For a place t that some of them show unmasked, the position embedding's gradient is
-the sum of their d_t. What is orthogonal to all such sums sees
+the sum of their d_t. The space orthogonal to all such sums holds
 
     the patches at masked places, and the differences x_t - y_t of pictures that both show t;
 
@@ -56,15 +56,20 @@ class Member:
 
 
 def members(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> list[Member]:
-    """The pictures of the first upload, ``pictures`` in number, by all uploads of its client.
+    """Return the pictures of the first upload as all uploads of its client state them.
 
     Of a picture that no other company shows there is what one upload, or all uploads of the same batch, state: a
     mixture. Pictures without a group of uploads come last.
+
+    Args:
+        facts: Those of all uploads of a client.
+        pictures: The number of pictures in an upload.
+        model: States the sizes.
     """
-    alone = [Statement.of([fact]) for fact in facts]
-    sharing = [index for index in range(1, len(facts)) if _shared(alone[0], alone[index]) >= SHARED]
+    statements = [Statement.of([fact]) for fact in facts]
+    sharing = [index for index in range(1, len(facts)) if _shared(statements[0], statements[index]) >= SHARED]
     sharers = [facts[index] for index in (0, *sharing)]
-    agreeing = _agreements([alone[index] for index in (0, *sharing)])
+    agreeing = _agreements([statements[index] for index in (0, *sharing)])
     groups = _companies(sharers, agreeing, pictures)
     batch = [_member([sharers[place] for place in group], agreeing[group][:, group], model) for group in groups]
     if len(batch) < pictures:
@@ -73,7 +78,12 @@ def members(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> lis
 
 
 def refusal(model: Entrance, pictures: int) -> str | None:
-    """Why uploads of so many pictures cannot be told by whom they show, even without a mask; None if they can."""
+    """Say why uploads of so many pictures cannot be told by whom they show, even without a mask; None if they can.
+
+    Args:
+        model: States the sizes.
+        pictures: The number of pictures in an upload.
+    """
     patches, values = model.grid**2, 3 * model.patch_size**2
     dimensions = model.get_parameter(names.POSITION_EMBEDDING).shape[-1]
     if pictures * patches >= dimensions:
@@ -86,67 +96,70 @@ def refusal(model: Entrance, pictures: int) -> str | None:
     return None
 
 
-def _agree(one: Statement, other: Statement) -> Tensor:
-    """(patches,) bool: where two state the same patch; where neither shows any, they do.
+def _agree(former: Statement, latter: Statement) -> Tensor:
+    """Return where two statements state the same patch, (patches,) bool; where neither shows any, they do.
 
     The same patch leaves a difference of the noise, another one a difference of the energy that patches have
     outside of the joint span. The bound between is their geometric mean (``fedmjp.attacks.mjp.linking``). Where one
     has the place masked and the other states next to nothing, they agree: the patch is in the span.
     """
-    spans = torch.cat([one.basis, other.basis])
-    silent = one.unseen & other.unseen
+    spans = torch.cat([former.basis, latter.basis])
+    silent = former.unseen & latter.unseen
     directions = spans.shape[1] - len(spans)
     if directions <= 0:
         return silent
     joint = torch.linalg.qr(spans.mT).Q
-    first, second = (statement.known - (statement.known @ joint) @ joint.mT for statement in (one, other))
-    noise = directions * (one.variance + other.variance)
-    energy = first[~one.unseen].square().sum(dim=1).mean() + second[~other.unseen].square().sum(dim=1).mean()
+    first, second = (statement.stated - (statement.stated @ joint) @ joint.mT for statement in (former, latter))
+    noise = directions * (former.variance + latter.variance)
+    energy = first[~former.unseen].square().sum(dim=1).mean() + second[~latter.unseen].square().sum(dim=1).mean()
     difference = (first - second).square().sum(dim=1)
     same: Tensor = (energy >= APART * noise) & (difference.square() < noise * energy)
     return same | silent
 
 
-def _distinctive(one: Statement) -> Tensor:
-    """(patches,) bool: places that state another patch than every other place, and masked ones.
+def _distinctive(statement: Statement) -> Tensor:
+    """Return the places that state another patch than every other place, and masked ones, (patches,) bool.
 
     Two places count as equal by the same bound as two uploads at one place.
     """
-    directions = one.known.shape[1] - len(one.basis)
-    noise = directions * (one.variance[:, None] + one.variance)
-    energy = 2 * one.known[~one.unseen].square().sum(dim=1).mean()
-    equal = torch.cdist(one.known, one.known, compute_mode="donot_use_mm_for_euclid_dist") ** 4 < noise * energy
-    equal &= ~one.unseen[:, None] & ~one.unseen
+    directions = statement.stated.shape[1] - len(statement.basis)
+    noise = directions * (statement.variance[:, None] + statement.variance)
+    energy = 2 * statement.stated[~statement.unseen].square().sum(dim=1).mean()
+    equal = (
+        torch.cdist(statement.stated, statement.stated, compute_mode="donot_use_mm_for_euclid_dist") ** 4
+        < noise * energy
+    )
+    equal &= ~statement.unseen[:, None] & ~statement.unseen
     return ~equal.fill_diagonal_(False).any(dim=1)
 
 
-def _shared(one: Statement, other: Statement) -> float:
-    """Share of the distinctive places that either shows at which two agree."""
-    telling = _distinctive(one) & _distinctive(other) & ~(one.unseen & other.unseen)
-    return float(_agree(one, other)[telling].double().mean()) if telling.any() else 0.0
+def _shared(former: Statement, latter: Statement) -> float:
+    """Return the share of the distinctive places that either shows at which two agree."""
+    telling = _distinctive(former) & _distinctive(latter) & ~(former.unseen & latter.unseen)
+    return float(_agree(former, latter)[telling].double().mean()) if telling.any() else 0.0
 
 
-def _agreements(alone: Sequence[Statement]) -> Tensor:
-    """(uploads, uploads, patches) bool; each agrees with itself."""
-    agreeing = alone[0].unseen.new_ones(len(alone), len(alone), len(alone[0].unseen))
-    for one, other in combinations(range(len(alone)), 2):
-        agreeing[one, other] = agreeing[other, one] = _agree(alone[one], alone[other])
+def _agreements(statements: Sequence[Statement]) -> Tensor:
+    """Return the agreement of all pairs, (uploads, uploads, patches) bool; each agrees with itself."""
+    agreeing = statements[0].unseen.new_ones(len(statements), len(statements), len(statements[0].unseen))
+    for row, column in combinations(range(len(statements)), 2):
+        agreeing[row, column] = agreeing[column, row] = _agree(statements[row], statements[column])
     return agreeing
 
 
 def _companies(facts: Sequence[LinearFacts], agreeing: Tensor, most: int) -> list[list[int]]:
-    """Groups of uploads that show one picture of the first, itself included: at most ``most``, at least one."""
+    """Group the uploads that show one picture of the first, itself included: at most ``most`` groups, at least one."""
     companies: list[list[int]] = []
     pending = list(range(1, len(facts)))
     while pending and len(companies) < most:
-        others = [*pending[1:], *(index for index in range(1, len(facts)) if index not in pending)]
-        companies.append(_company(facts, agreeing, pending[0], others))
+        candidates = [*pending[1:], *(index for index in range(1, len(facts)) if index not in pending)]
+        companies.append(_company(facts, agreeing, pending[0], candidates))
         pending = [index for index in pending if index not in companies[-1]]
     return companies or [[0]]
 
 
 def _company(facts: Sequence[LinearFacts], agreeing: Tensor, seed: int, candidates: Sequence[int]) -> list[int]:
-    """All that show what the first upload and ``seed`` show together, ascending.
+    """List all that show what the first upload and ``seed`` show together, ascending.
 
     If these share several pictures, the first to join decides which of them is meant: what the group states
     together is asked each time, at places of which all agree on the patch, as long as these are many.
@@ -155,8 +168,8 @@ def _company(facts: Sequence[LinearFacts], agreeing: Tensor, seed: int, candidat
     stated, places = _common(facts, agreeing, core)
     for candidate in candidates:
         alone = Statement.of([facts[candidate]])
-        shown = places & telling & ~(stated.unseen & alone.unseen)
-        if not shown.any() or float(_agree(stated, alone)[shown].double().mean()) < TOGETHER:
+        compared = places & telling & ~(stated.unseen & alone.unseen)
+        if not compared.any() or float(_agree(stated, alone)[compared].double().mean()) < TOGETHER:
             continue
         group.append(candidate)
         wider = _common(facts, agreeing, [*core, candidate])
@@ -166,41 +179,41 @@ def _company(facts: Sequence[LinearFacts], agreeing: Tensor, seed: int, candidat
 
 
 def _common(facts: Sequence[LinearFacts], agreeing: Tensor, core: list[int]) -> tuple[Statement, Tensor]:
-    """What uploads state together, and the places (patches,) of which they all agree on one patch."""
+    """Return what uploads state together, and the places (patches,) of which they all agree on one patch."""
     return Statement.of([facts[index] for index in core]), agreeing[core][:, core].all(dim=1).all(dim=0)
 
 
 def _member(facts: Sequence[LinearFacts], agreeing: Tensor, model: Entrance) -> Member:
-    """One picture: patch by patch from the uploads that agree on it.
+    """Solve for a picture patch by patch from the uploads that agree on it.
 
     What these leave open of a patch is as all uploads of the picture have it, taken together: next to right
     where one of them misleads, or where pictures so alike were shown together that rounding hides their difference.
     """
-    together = of_several_uploads(facts)
-    whole = close(together, model)
+    joint = of_several_uploads(facts)
+    whole = close(joint, model)
     subsets, which = torch.unique(_stating(agreeing), dim=0, return_inverse=True)
     if subsets.all():
-        return Member(whole, len(facts), len(together.basis))
+        return Member(whole, len(facts), len(joint.basis))
     patches, open_ = torch.zeros_like(whole), 0.0
     for index, subset in enumerate(subsets):
         places = which == index
         affine = of_several_uploads([facts[place] for place in subset.nonzero().flatten()])
-        patches[places] = (affine.known + whole @ affine.basis.mT @ affine.basis)[places]
+        patches[places] = (affine.fixed + whole @ affine.basis.mT @ affine.basis)[places]
         open_ += len(affine.basis) * float(places.double().mean())
     return Member(patches, len(facts), open_)
 
 
 def _stating(agreeing: Tensor) -> Tensor:
-    """(patches, uploads) bool: per place, uploads that all agree with each other, as many as a greedy search finds.
+    """Return, for each place, uploads that all agree with each other (greedy search), (patches, uploads) bool.
 
     Who agrees with two others that do not agree with each other states a place that two pictures show.
     """
     relation = agreeing.permute(2, 0, 1).double()
     places = torch.arange(len(relation), device=relation.device)
-    chosen = torch.ones_like(relation[:, 0])
+    clique = torch.ones_like(relation[:, 0])
     while True:
-        partners = (relation @ chosen[..., None])[..., 0].where(chosen.bool(), torch.inf)
-        torn = partners.amin(dim=1) < chosen.sum(dim=1)
+        partners = (relation @ clique[..., None])[..., 0].where(clique.bool(), torch.inf)
+        torn = partners.amin(dim=1) < clique.sum(dim=1)
         if not torn.any():
-            return chosen.bool()
-        chosen[places[torn], partners[torn].argmin(dim=1)] = 0
+            return clique.bool()
+        clique[places[torn], partners[torn].argmin(dim=1)] = 0

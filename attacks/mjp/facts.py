@@ -1,4 +1,4 @@
-"""What one MJP upload states exactly about the private patches: the linear facts.
+"""The linear facts: the exact statements of one MJP upload about the private patches.
 
 Notation: n patches of p values; x_t is patch t of the clean picture, d_t the gradient of the loss at
 its token. The patch embedding is linear, so its weight gradient is G = sum_t d_t x_t^T. MJP masks M
@@ -30,15 +30,15 @@ Without a mask M is 0, P is 0, and fact 4 is the whole picture: the equation of 
 Uploads are rounded, if nothing else. With noise of variance s^2 on every entry of G,
 
 6. *The noise shows.* Q^T G has rank M. The singular values beyond the M-th are noise alone, and
-   s^2 is their mean square. It covers all that disturbs the equation, errors in d_t as well. Of masked patches
-   that repeat themselves, as in flat pictures and drawings, fewer than M singular values exceed what noise alone
+   s^2 is their mean square. It covers all that disturbs the equation, errors in d_t as well. Where masked patches
+   repeat themselves, as in flat pictures and drawings, fewer than M singular values exceed what noise alone
    reaches: along the others the patches span nothing, and nothing is open. Their rounding repeats itself as well, so
    that it is no longer alike in all directions, and a gap between the singular values shows where it begins.
 7. *What it does to the span.* To first order, row k of B lies outside of the true span by a vector of
    expected square s^2 (p - M) / S_k^2, in random directions.
 8. *What it does to the rest.* With D_u^+ the pseudo-inverse that solves fact 4, each value of (I - P) x_t
    has a variance of at least s^2 |row t of D_u^+|^2: up to some ten times that where the span is hardly
-   seen. What is stated of masked patches has about s^2 / |Q^T d_t|^2, d_t taken to be as long as others'.
+   seen. The statement on masked patches has about s^2 / |Q^T d_t|^2, d_t taken to be as long as others'.
    Where noise drowns it, the mean under a prior of patches takes its place. A level is as blurred as the
    span that it comes from: where much of that leaks it is left out.
 9. *The mask under noise.* Rows of masked places then hold noise alone, of a variance that the server is told:
@@ -59,7 +59,7 @@ import torch
 from torch import Tensor
 
 from fedmjp.attacks.base import on_device
-from fedmjp.attacks.linear_systems import NEGLIGIBLE, Gaussian, least_squares, posterior_mean
+from fedmjp.attacks.linear_systems import NEGLIGIBLE, GaussianPrior, least_squares, posterior_mean
 from fedmjp.attacks.mask import mask_refusal, read_mask
 from fedmjp.attacks.natural_patches import natural_inputs
 from fedmjp.errors import AttackFailedError
@@ -96,7 +96,7 @@ class LinearFacts:
 
     mask: Tensor  # (patches,) bool, True where the patch was masked
     basis: Tensor  # (rank, values) float64
-    known: Tensor  # (patches, values) float64, (I - P) x_t in true places; zero where masked
+    outside: Tensor  # (patches, values) float64, (I - P) x_t in true places; zero where masked
     level: Tensor  # (values,) float64, l with x_t^T l = 1 for masked patches; zeros if there is none or noise blurs it
     contrast: float  # smallest singular value that counts over the largest; 1 if none is masked
     open: Tensor  # (unknowns, values) float64, orthonormal rows: the part of the span that no fact speaks of
@@ -123,13 +123,13 @@ class _Span:
 
     @property
     def loud(self) -> "_Span":
-        """Without the singular values that noise alone may reach."""
+        """Leave out the singular values that noise alone may reach."""
         count = int((self.singular.square() > LOUD * self.reach).sum()) if math.isfinite(self.noise) else None
         return replace(self, left=self.left[:, :count], singular=self.singular[:count], basis=self.basis[:count])
 
     @property
     def leak(self) -> Tensor:
-        """(rank,) fact 7."""
+        """Return fact 7, (rank,)."""
         return self.noise * max(1, self.basis.shape[1] - len(self.basis)) / self.singular.square()
 
 
@@ -138,6 +138,11 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
 
     The model gives sizes and device alone; its weights may have moved since. ``refusal`` must be None. Under noise and
     the like fact 4 is read with a prior of patches.
+
+    Args:
+        upload: With the tensors that ``required_tensors`` names.
+        model: States sizes and device.
+        threat: States the defences.
 
     Raises:
         AttackFailedError: If every patch is masked, or it is in doubt which are.
@@ -167,9 +172,9 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
         """Facts 4 and 5 in place: the patches without their part along the rows of ``open_``."""
         square = level.square().sum()
         along = level / square if square else level
-        rest = patch_gradient - (patch_gradient @ open_.mT) @ open_ - torch.outer(unknown, along)
+        remainder = patch_gradient - (patch_gradient @ open_.mT) @ open_ - torch.outer(unknown, along)
         patches = along.repeat(len(mask), 1)
-        patches[~mask] = solver @ rest if prior is None else _posterior(visible, rest, open_, prior)
+        patches[~mask] = solver @ remainder if prior is None else _posterior(visible, remainder, open_, prior)
         return patches
 
     variance = (visible.square().mean() * outside.shape[1]).reciprocal().repeat(len(mask))
@@ -182,7 +187,7 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
     return LinearFacts(
         mask=mask,
         basis=span.basis,
-        known=solve(span.basis, torch.zeros_like(level)),
+        outside=solve(span.basis, torch.zeros_like(level)),
         level=level,
         contrast=float(span.singular[-1] / span.singular[0]) if len(span.singular) else 1.0,
         open=open_,
@@ -197,15 +202,15 @@ def linear_facts(upload: Upload, model: Entrance, threat: ThreatModel = PLAIN) -
 
 
 def _without_mean(tokens: Tensor) -> bool:
-    """Whether gradients at tokens (patches, dimensions) have nothing along the vector of ones (fact 10)."""
+    """Say whether gradients at tokens (patches, dimensions) have nothing along the vector of ones (fact 10)."""
     return bool(tokens.sum(dim=1).norm() <= NEGLIGIBLE * tokens.shape[1] ** 0.5 * tokens.norm())
 
 
 def _covariance(mask: Tensor, solver: Tensor, leaked: Tensor, noise: float) -> Tensor:
-    """Fact 8, (patches, patches): of the solution, and of what the span lets pass.
+    """Return fact 8, (patches, patches): of the solution, and of what the span lets pass.
 
-    Row k of B errs by noise over S_k, and takes that times the gradient along it into the equation. Of masked
-    patches nobody sees d_t; it is taken to be as others'.
+    Row k of B errs by noise over S_k, and takes that times the gradient along it into the equation. Nobody
+    sees d_t of masked patches; it is taken to be as others'.
     """
     visible = solver @ solver.mT + leaked @ leaked.mT
     everywhere = torch.diag(visible.diagonal().mean().repeat(len(mask)))
@@ -213,23 +218,23 @@ def _covariance(mask: Tensor, solver: Tensor, leaked: Tensor, noise: float) -> T
     return everywhere * noise if math.isfinite(noise) else torch.full_like(everywhere, math.inf)
 
 
-def _posterior(visible: Tensor, right: Tensor, open_: Tensor, prior: Gaussian) -> Tensor:
-    """Fact 4 under noise: the mean of the visible patches without their part along ``open_``, drawn from ``prior``."""
+def _posterior(visible: Tensor, right: Tensor, open_: Tensor, prior: GaussianPrior) -> Tensor:
+    """Solve fact 4 under noise: the posterior mean of visible patches without their part along ``open_``."""
     outside = torch.eye(len(prior.mean), dtype=visible.dtype, device=visible.device) - open_.mT @ open_
-    projected = Gaussian(outside @ prior.mean, outside @ prior.covariance @ outside)
+    projected = GaussianPrior(outside @ prior.mean, outside @ prior.covariance @ outside)
     rounding = torch.finfo(torch.float32).eps / 2
     return posterior_mean(visible[None], right[None], projected, rounding).values[0] @ outside
 
 
 def _span(hidden: Tensor, rank: int, rounding: float, quiet: float) -> _Span:
-    """Facts 3 and 6 of ``hidden`` = Q^T G.
+    """Find facts 3 and 6 of ``hidden`` = Q^T G.
 
     Where pixels repeat themselves, rounding does so, too. It then hides in the span instead of showing beyond it, and
     what ``rounding`` an entry has is all that is known. Then less than ``quiet`` is the variance of what is beyond.
     """
     # The singular vectors of a wide matrix by way of its QR: a third of the time.
     orthogonal, triangular = torch.linalg.qr(hidden.mT)
-    values, singular, left = torch.linalg.svd(triangular, full_matrices=False)
+    values, singular, left_vectors = torch.linalg.svd(triangular, full_matrices=False)
     rank = min(rank, len(singular))
     freedom = (hidden.shape[0] - rank) * (hidden.shape[1] - rank)
     # Where nothing is left over, as with as many patches as dimensions, nobody can tell what the noise is.
@@ -247,20 +252,20 @@ def _span(hidden: Tensor, rank: int, rounding: float, quiet: float) -> _Span:
     noise = repeated if repeats else beyond
     noise = max(noise, torch.finfo(hidden.dtype).tiny)
     reach = noise * (rows * columns if repeats else (rows**0.5 + columns**0.5) ** 2)
-    return _Span(left[:rank].mT, singular[:rank], basis, noise, reach, unexplained, repeats)
+    return _Span(left_vectors[:rank].mT, singular[:rank], basis, noise, reach, unexplained, repeats)
 
 
 def _level(unknown: Tensor, span: _Span, noise: float) -> tuple[Tensor, Tensor]:
-    """Fact 5 of ``unknown`` = Q^T d_unk, which has noise of that variance.
+    """Find fact 5 of ``unknown`` = Q^T d_unk, which has noise of that variance.
 
     It gives l (values,), and orthonormal rows (unknowns, rank) that turn B away from it.
     If there is no level, or noise blurs it, l is zero, and nothing is turned.
     """
     if math.isinf(noise):
         return span.basis.new_zeros(span.basis.shape[1]), torch.eye(len(span.basis)).to(span.basis)
-    seen = span.left.mT @ unknown
-    along = seen / span.singular
-    missed = unknown - span.left @ seen
+    inside = span.left.mT @ unknown
+    along = inside / span.singular
+    missed = unknown - span.left @ inside
     square = along.square().sum()
     unclear = missed.square().sum() > MISSED * len(unknown) * noise
     if unclear or not square or float(along.square() @ span.leak) > LEAKING * square:
@@ -270,13 +275,22 @@ def _level(unknown: Tensor, span: _Span, noise: float) -> tuple[Tensor, Tensor]:
 
 
 def required_tensors(model: Entrance) -> list[str]:
-    """Names of the tensors that ``linear_facts`` reads."""
+    """Name the tensors that ``linear_facts`` reads.
+
+    Args:
+        model: Defended or not.
+    """
     unknown = [names.UNKNOWN_EMBEDDING] if model.defended else []
     return [names.PATCH_WEIGHT, names.POSITION_EMBEDDING, *unknown]
 
 
 def refusal(model: Entrance, threat: ThreatModel) -> str | None:
-    """Say why no facts can be read from such uploads of one picture with this model; None if they can."""
+    """Say why no facts can be read from such uploads of one picture with this model; None if they can.
+
+    Args:
+        model: States the sizes.
+        threat: States the defences.
+    """
     if not model.has_positions:
         return "the model has no position embedding, so that no upload shows the gradients at the tokens"
     patches = model.grid**2

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp.attacks.base import picture
 from fedmjp.attacks.mjp import batches
@@ -27,7 +28,7 @@ AGREED = 0.05  # root mean square by which two ways to one picture differ at mos
 
 
 class MjpIntersection(ClosedFacts[Entrance]):
-    """Intersect what several uploads of one picture leave open.
+    """The intersection of what several uploads of one picture leave open.
 
     One upload of MJP leaves every patch open along the span of its masked patches, and along nothing
     else (``fedmjp.attacks.mjp.facts``). A further upload of the same picture under another mask leaves it open
@@ -47,11 +48,11 @@ class MjpIntersection(ClosedFacts[Entrance]):
     upload shows another one: only what is linked by its equations is joined then.
 
     Uploads of pictures that differ by more than noise are not joined, however little it is. Where that cannot be
-    decided they are not joined either: ``uploads_undecided`` counts these. Of those that were joined any may be of a
+    decided they are not joined either: ``uploads_undecided`` counts these. Any that was joined may be of a
     copy that differs by an exposure of ``unnoticed_exposure``, in steps of 1/255, or less; 255 says that nothing is
     known.
 
-    Of *batches* each picture is found by the uploads that show it in other company (``fedmjp.attacks.mjp.batches``),
+    In *batches* each picture is found by the uploads that show it in other company (``fedmjp.attacks.mjp.batches``),
     as long as all patches of an upload are fewer than the dimensions of a token, and what two uploads leave open
     is less than a patch.
     """
@@ -63,17 +64,17 @@ class MjpIntersection(ClosedFacts[Entrance]):
     reads_others = True
 
     def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
-        """Of batches, needs uploads that can be told by whom they show, besides."""
+        """Refuse batches whose uploads cannot be told by whom they show, besides."""
         several = threat.batch_size > 1
         return super().requirement(model, threat) or (batches.refusal(model, threat.batch_size) if several else None)
 
     def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
-        """Takes no disturbed equations of batches into account: which uploads share a picture is then unsure."""
+        """Leave out disturbed equations of batches: which uploads share a picture is then unsure."""
         handled = super().handles(model, threat)
         return handled - BLURRED if threat.batch_size > 1 else handled
 
     def caveat(self, model: Entrance, threat: ThreatModel) -> str | None:
-        """Batches need changing company, and masks that leave enough."""
+        """Warn that batches need changing company, and masks that leave enough."""
         del model
         if threat.batch_size == 1:
             return None
@@ -82,7 +83,10 @@ class MjpIntersection(ClosedFacts[Entrance]):
         unsure = "; which uploads share a picture is unsure as they are degraded"
         return warning + unsure if threat.marks & BLURRED else warning
 
-    def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
+    @override
+    def reconstruct(
+        self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator
+    ) -> Reconstruction:
         del generator  # nothing is drawn
         read = [(upload, linear_facts(upload, model, threat)), *_of_others(upload.others, model, threat)]
         if upload.num_examples > 1:
@@ -90,12 +94,12 @@ class MjpIntersection(ClosedFacts[Entrance]):
         return _intersect(read, model, threat)
 
 
-def _of_others(others: Sequence[Upload], model: Entrance, threat: ThreatModel) -> list[tuple[Upload, LinearFacts]]:
-    """Of those that state anything: an upload with every patch masked does not."""
+def _of_others(siblings: Sequence[Upload], model: Entrance, threat: ThreatModel) -> list[tuple[Upload, LinearFacts]]:
+    """Read the facts of further uploads; one with every patch masked states none."""
     read = []
-    for other in others:
+    for sibling in siblings:
         with suppress(AttackFailedError):
-            read.append((other, linear_facts(other, model, threat)))
+            read.append((sibling, linear_facts(sibling, model, threat)))
     return read
 
 
@@ -114,7 +118,7 @@ def _of_batch(facts: Sequence[LinearFacts], pictures: int, model: Entrance) -> R
 def _intersect(read: Sequence[tuple[Upload, LinearFacts]], model: Entrance, threat: ThreatModel) -> Reconstruction:
     first, stated = read[0]
     repeated = [] if threat.crop_scale else read[1:]
-    same = [place for place, (other, _) in enumerate(repeated, 1) if same_but_for_noise(first, other, threat)]
+    same = [place for place, (sibling, _) in enumerate(repeated, 1) if same_but_for_noise(first, sibling, threat)]
     links = link([facts for _, facts in read], same)
     uploads = [read[index] for index in links.same]
     whole = [upload for upload, facts in uploads if not facts.mask.any()]
@@ -125,7 +129,7 @@ def _intersect(read: Sequence[tuple[Upload, LinearFacts]], model: Entrance, thre
     if len(facts) > 1 and any(part.errs for part in facts):
         facts = _completed(facts, close(affine, model))
         affine = of_several_uploads(facts)
-    left = torch.stack([(affine.known - affine.known @ part.open.mT @ part.open - part.stated) for part in facts])
+    misfit = torch.stack([(affine.fixed - affine.fixed @ part.open.mT @ part.open - part.stated) for part in facts])
     patches, compared = close_best(affine, stated.mask, first, model, threat)
     return Reconstruction(
         picture(patches, model),
@@ -136,14 +140,14 @@ def _intersect(read: Sequence[tuple[Upload, LinearFacts]], model: Entrance, thre
             "unnoticed_exposure": min(links.unnoticed * float(model.std.mean()) / STEP, 1 / STEP),
             "masked_in_all": float(torch.stack([part.mask for part in facts]).all(dim=0).sum()),
             "unknowns_per_patch": float(len(affine.basis)),
-            "residual": float(left.square().mean().sqrt()),
+            "residual": float(misfit.square().mean().sqrt()),
             **compared,
         },
     )
 
 
 def _completed(facts: Sequence[LinearFacts], guess: Tensor) -> list[LinearFacts]:
-    """The uploads without their errors of fact 10; the first alone, as it is, if they do not tell these.
+    """Take the errors of fact 10 out of the uploads; return the first alone, as it is, if they do not tell these.
 
     They tell them if two guesses lead to the same picture. Two uploads never do: any two directions of the plane in
     which they differ would explain it.
@@ -151,12 +155,12 @@ def _completed(facts: Sequence[LinearFacts], guess: Tensor) -> list[LinearFacts]
     if len(facts) == 2:
         return list(facts[:1])
     ways = [complete(facts, start) for start in (guess, torch.zeros_like(guess))]
-    one, other = (of_several_uploads(completed).known for completed in ways)
-    return ways[0] if (one - other).square().mean() <= AGREED**2 else list(facts[:1])
+    first, second = (of_several_uploads(completed).fixed for completed in ways)
+    return ways[0] if (first - second).square().mean() <= AGREED**2 else list(facts[:1])
 
 
 def _as_one(uploads: Sequence[Upload]) -> Upload:
-    """Uploads of one picture without a mask: the mean of those of the same weights, as equations one below the other.
+    """Merge unmasked uploads of one picture: the mean for each set of weights, as equations one below the other.
 
     Equations of other weights are scaled to be as loud. The width of the tensors is then that of all together.
     """

@@ -11,8 +11,8 @@ patches. Copies of a picture that differ in brightness, in one colour or at one 
 the patches and of their values. A mean over all of them does not see that. So the largest singular values are held
 against the largest that noise alone has, each in units of the noise that the uploads show in its own direction.
 
-Of all directions together noise reaches far. In one that is known beforehand it does not: another exposure and a cast
-of one colour change all patches alike, evenly over the pixels of a channel. Of that combination of patches and pixels
+Over all directions noise reaches far. In one that is known beforehand it does not: another exposure and a cast
+of one colour change all patches alike, evenly over the pixels of a channel. In that combination of patches and pixels
 noise is told by the difference itself, as what the same patches differ by in other directions, and others in the same.
 Where the joint span nearly holds what is even, as under large masks, no test sees an exposure: by how much a copy may
 then differ unnoticed is said of every comparison.
@@ -21,7 +21,7 @@ Pictures that differ by more are told apart. That uploads are of one picture is 
 same patches in other places, would have differed by far more. Where it would not, as under loud noise, nor where a
 joint span leaves no direction outside (patches of few values, large masks), nothing is decided, and what is not
 decided is not joined. It is then compared with all that the group states together, which leaves less open, so that
-members that did join let more be decided. What two uploads hide, a third may show: each member is compared with what
+members that did join let more be decided. A third upload may show what two hide: each member is compared with what
 all others state together, and what they contradict most leaves the group.
 
 Under loud noise all of this decides nothing. But uploads of the same weights and picture without a mask are the same
@@ -61,7 +61,7 @@ DEVIATIONS = 8.0  # of the mean square of normal noise, from which on a differen
 
 
 class Verdict(Enum):
-    """What a comparison says."""
+    """The outcome of a comparison."""
 
     SAME = "same"
     DIFFERENT = "different"
@@ -70,7 +70,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """How two uploads, or groups of them, agree outside of their joint span, in units of what noise reaches there."""
+    """The agreement of two uploads, or groups, outside of their joint span, in units of the noise there."""
 
     difference: float  # square of the largest difference in a single direction
     unlike: float  # the same, had one of them shown its patches in other places
@@ -79,50 +79,54 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """Different beyond noise; the same if another picture would have been, and by far more."""
+        """Return different beyond noise, and the same if another picture would have been different, and by far more."""
         if self.difference >= BEYOND:
             return Verdict.DIFFERENT
         return Verdict.SAME if self.unlike >= max(BEYOND, APART * self.difference) else Verdict.UNDECIDED
 
     @property
     def unnoticed(self) -> float:
-        """Exposure, in the network's input space, by which a copy may differ unnoticed, noise working against it."""
+        """Return the exposure, in the network's input space, by which a copy may differ unnoticed."""
         return (1 + math.sqrt(BEYOND)) / math.sqrt(self.exposed) if self.exposed else math.inf
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What uploads of one picture state about it."""
+    """The statement of one or several uploads about their picture."""
 
-    known: Tensor  # (patches, values) float64
-    basis: Tensor  # (open, values) float64, orthonormal rows that span what ``known`` says nothing about
-    covariance: Tensor  # (patches, patches) of the errors of a value of ``known``
+    stated: Tensor  # (patches, values) float64
+    basis: Tensor  # (open, values) float64, orthonormal rows that span what ``stated`` says nothing about
+    covariance: Tensor  # (patches, patches) of the errors of a value of ``stated``
     variance: Tensor  # (patches,) the same of single patches
     unexplained: Tensor  # (equations, values), noise alone
     unseen: Tensor  # (patches,) bool, True where the patch was masked in every upload
-    errs: int = 0  # directions in which ``known`` is wrong (fact 10)
+    errs: int = 0  # directions in which ``stated`` is wrong (fact 10)
     uneven: bool = False  # whether errors may be far louder in some directions than in others
 
     @staticmethod
     def of(facts: Sequence[LinearFacts]) -> "Statement":
-        """What they state together."""
+        """Join the facts of uploads of one picture.
+
+        Args:
+            facts: One or more.
+        """
         unseen = torch.stack([upload.mask for upload in facts]).all(dim=0)
         unexplained = torch.cat([upload.unexplained for upload in facts])
         if len(facts) == 1:
             (fact,) = facts
-            known = (fact.stated, fact.open, fact.covariance, fact.variance)
-            return Statement(*known, unexplained, unseen, fact.errs, fact.uneven)
+            fields = (fact.stated, fact.open, fact.covariance, fact.variance)
+            return Statement(*fields, unexplained, unseen, fact.errs, fact.uneven)
         stack = Stack.of(facts)
         covariance = torch.stack([upload.covariance for upload in facts]).mean(dim=0) / SURELY
         variance = torch.stack([upload.variance for upload in facts]).amax(dim=0) / SURELY
         errs, uneven = sum(fact.errs for fact in facts), any(fact.uneven for fact in facts)
-        known = (*stack.solve(stack.strengths < SURELY), covariance, variance)
-        return Statement(*known, unexplained, unseen, errs, uneven)
+        fields = (*stack.solve(stack.strengths < SURELY), covariance, variance)
+        return Statement(*fields, unexplained, unseen, errs, uneven)
 
 
 @dataclass(frozen=True)
 class _Outside:
-    """What lies outside of the joint span of what two statements leave open, and the noise there."""
+    """The space outside of the joint span of what two statements leave open, and the noise there."""
 
     joint: Tensor  # (span, values) orthonormal rows
     root: Tensor  # (patches, patches) of the covariance of the differences of seen patches
@@ -132,27 +136,46 @@ class _Outside:
     uneven: bool  # whether noise may be far louder in some of them than in others
 
     def project(self, rows: Tensor) -> Tensor:
-        """Rows (any, values) without their part along the joint span."""
+        """Remove the part of rows along the joint span.
+
+        Args:
+            rows: (any, values).
+        """
         return rows - (rows @ self.joint.mT) @ self.joint
 
     def whiten(self, patches: Tensor) -> Tensor:
-        """Combinations of the patches (patches, any) that have noise of the same variance each."""
+        """Combine patches so that noise has the same variance in each combination.
+
+        Args:
+            patches: (patches, any).
+        """
         white: Tensor = torch.linalg.solve_triangular(self.root, patches, upper=False)
         return white
 
     def louder(self, along: Tensor) -> Tensor:
-        """(any,): how much louder than in other directions noise is along rows; at least 1."""
-        squares = [(rest @ along.mT).square().mean(0) / _mean_square(rest, self.directions) for rest in self.noise]
+        """Return how much louder than in other directions noise is along rows, (any,), at least 1.
+
+        Args:
+            along: (any, values).
+        """
+        squares = [
+            (sample @ along.mT).square().mean(0) / _mean_square(sample, self.directions) for sample in self.noise
+        ]
         return torch.stack(squares).amax(dim=0).clamp(min=1)
 
 
-def compare(one: Statement, other: Statement) -> Comparison:
-    """Compare what is stated outside of the joint span of what both leave open."""
-    outside = _outside(one, other)
+def compare(former: Statement, latter: Statement) -> Comparison:
+    """Compare two statements outside of the joint span of what both leave open.
+
+    Args:
+        former: The statement of one or several uploads.
+        latter: The statement of other uploads of the client.
+    """
+    outside = _outside(former, latter)
     if outside is None:
         return Comparison(0.0, 0.0, 0)
-    seen = ~(one.unseen & other.unseen)
-    first, second = outside.project(one.known[seen]), outside.project(other.known[seen])
+    visible = ~(former.unseen & latter.unseen)
+    first, second = outside.project(former.stated[visible]), outside.project(latter.stated[visible])
     elsewhere = torch.randperm(len(second), generator=torch.Generator().manual_seed(0)).to(second.device)
     difference = outside.whiten(first - second)
     largest, even = _largest(difference, outside), _even(difference, outside)
@@ -161,23 +184,23 @@ def compare(one: Statement, other: Statement) -> Comparison:
     return Comparison(max(largest, even[0]), unlike, outside.directions, exposed)
 
 
-def _outside(one: Statement, other: Statement) -> _Outside | None:
-    """None if nothing lies outside, or how loud noise is there is not known."""
-    spans = torch.cat([one.basis, other.basis])
-    directions, errs = spans.shape[1] - len(spans), one.errs + other.errs
-    seen = ~(one.unseen & other.unseen)
-    covariance = (one.covariance + other.covariance)[seen][:, seen]
+def _outside(former: Statement, latter: Statement) -> _Outside | None:
+    """Return what lies outside; None if nothing does, or the loudness of the noise there is not known."""
+    spans = torch.cat([former.basis, latter.basis])
+    directions, errs = spans.shape[1] - len(spans), former.errs + latter.errs
+    visible = ~(former.unseen & latter.unseen)
+    covariance = (former.covariance + latter.covariance)[visible][:, visible]
     if directions <= errs or not covariance.any() or not covariance.isfinite().all():
         return None
     joint = torch.linalg.qr(spans.mT).Q.mT
-    noise = [rest - (rest @ joint.mT) @ joint for rest in (one.unexplained, other.unexplained)]
+    noise = [sample - (sample @ joint.mT) @ joint for sample in (former.unexplained, latter.unexplained)]
     ridge = RIDGE * covariance.diagonal().mean() * torch.eye(len(covariance)).to(covariance)
     root = torch.linalg.cholesky(covariance + ridge)
-    return _Outside(joint, root, noise, directions, errs, one.uneven or other.uneven)
+    return _Outside(joint, root, noise, directions, errs, former.uneven or latter.uneven)
 
 
 def _largest(white: Tensor, outside: _Outside) -> float:
-    """Square of the largest singular value over what noise has in its direction, in units of what noise reaches.
+    """Return the square of the largest singular value over the noise in its direction, in units of what noise reaches.
 
     Those in which the statements err by fact 10 are left out.
     """
@@ -188,7 +211,7 @@ def _largest(white: Tensor, outside: _Outside) -> float:
 
 
 def _even(white: Tensor, outside: _Outside) -> tuple[float, float]:
-    """Square of what all patches differ by alike, evenly over the pixels of a channel, in units of what noise reaches.
+    """Return the square of what all patches differ by alike, evenly over a channel, in units of what noise reaches.
 
     Noise is what the same combination of the patches differs by in other directions, or what other combinations differ
     by in the same, whichever is louder. Second, the square that an exposure of 1 in the network's input space has. Both
@@ -199,38 +222,38 @@ def _even(white: Tensor, outside: _Outside) -> tuple[float, float]:
         return 0.0, 0.0
     channels = outside.project(torch.eye(CHANNELS).to(white).repeat_interleave(values // CHANNELS, dim=1))
     along = torch.linalg.qr(channels.mT).Q.mT
-    alike = outside.whiten(white.new_ones(patches, 1))[:, 0]
-    combined = alike @ white / alike.norm()
+    uniform = outside.whiten(white.new_ones(patches, 1))[:, 0]
+    combined = uniform @ white / uniform.norm()
     even = along @ combined
     same_patches = outside.louder(along) * _mean_square((combined - even @ along)[None], outside.directions - CHANNELS)
     same_direction = ((white @ along.mT).square().sum(dim=0) - even.square()) / (patches - 1)
     loud = torch.maximum(same_patches, same_direction) * _reach(1, CHANNELS)
-    exposure = alike.norm() * (along @ channels.sum(dim=0))
+    exposure = uniform.norm() * (along @ channels.sum(dim=0))
     return float((even.square() / loud).sum()), float((exposure.square() / loud).sum())
 
 
 def _exposed(outside: _Outside) -> float:
-    """Square that an exposure of 1 has among all directions, in units of what noise reaches there.
+    """Return the square that an exposure of 1 has among all directions, in units of what noise reaches there.
 
     Zero where the statements err (fact 10): the exposure may pass for such an error.
     """
     if outside.errs:
         return 0.0
     patches, values = len(outside.root), outside.joint.shape[1]
-    alike = outside.whiten(outside.root.new_ones(patches, 1))
+    uniform = outside.whiten(outside.root.new_ones(patches, 1))
     exposure = outside.project(outside.root.new_ones(1, values))
     loud = outside.louder(torch.nn.functional.normalize(exposure)) * _reach(patches, outside.directions)
-    return float(alike.square().sum() * exposure.square().sum() / loud)
+    return float(uniform.square().sum() * exposure.square().sum() / loud)
 
 
 def _reach(patches: int, directions: int) -> float:
-    """Largest square that white noise has in a single direction of so many patches and values."""
+    """Return the largest square that white noise has in a single direction of so many patches and values."""
     return (math.sqrt(patches) + math.sqrt(directions)) ** 2
 
 
-def _mean_square(rest: Tensor, directions: int) -> Tensor:
-    """Of noise in each of so many directions; the smallest number keeps exactness from being divided by."""
-    return (rest.square().sum() / (len(rest) * directions)).clamp(min=torch.finfo(rest.dtype).tiny)
+def _mean_square(sample: Tensor, directions: int) -> Tensor:
+    """Return the mean square of noise in each of so many directions, bounded away from zero for a division."""
+    return (sample.square().sum() / (len(sample) * directions)).clamp(min=torch.finfo(sample.dtype).tiny)
 
 
 @dataclass(frozen=True)
@@ -242,25 +265,36 @@ class Links:
     unnoticed: float = 0.0  # ``Comparison.unnoticed`` of the member of ``same`` of which it is largest
 
 
-def same_but_for_noise(one: Upload, other: Upload, threat: ThreatModel) -> bool:
-    """Whether uploads of the same weights differ by no more than the noise that the server is told of."""
-    if one.weights != other.weights:
+def same_but_for_noise(former: Upload, latter: Upload, threat: ThreatModel) -> bool:
+    """Say whether uploads of the same weights differ by no more than the noise that the server is told of.
+
+    Args:
+        former: An upload.
+        latter: Another of the client.
+        threat: States the noise.
+    """
+    if former.weights != latter.weights:
         return False
-    for name, tensor in one.tensors.items():
-        variance = threat.noise_on(tensor) ** 2 + threat.noise_on(other.tensors[name]) ** 2
+    for name, tensor in former.tensors.items():
+        variance = threat.noise_on(tensor) ** 2 + threat.noise_on(latter.tensors[name]) ** 2
         loudest = variance * (1 + DEVIATIONS * (2 / tensor.numel()) ** 0.5)
-        if float((tensor.double() - other.tensors[name].double()).square().mean()) > loudest:
+        if float((tensor.double() - latter.tensors[name].double()).square().mean()) > loudest:
             return False
     return True
 
 
 def link(facts: Sequence[LinearFacts], same: Sequence[int] = ()) -> Links:
-    """Which uploads are of the same picture as the first, as ``same`` are, and of which that cannot be told."""
-    alone = [Statement.of([upload]) for upload in facts]
+    """Find the uploads of the same picture as the first, and those of which that stays undecided.
+
+    Args:
+        facts: Those of all uploads of a client.
+        same: Indices of uploads that are of the first's picture in any case.
+    """
+    statements = [Statement.of([upload]) for upload in facts]
     group, pending = [0, *same], [index for index in range(1, len(facts)) if index not in same]
     while pending:
         stated = Statement.of([facts[index] for index in group])
-        verdicts = {index: compare(stated, alone[index]).verdict for index in pending}
+        verdicts = {index: compare(stated, statements[index]).verdict for index in pending}
         joined = [index for index, verdict in verdicts.items() if verdict is Verdict.SAME]
         pending = [index for index, verdict in verdicts.items() if verdict is Verdict.UNDECIDED]
         group += joined
@@ -272,25 +306,29 @@ def link(facts: Sequence[LinearFacts], same: Sequence[int] = ()) -> Links:
 
 
 def _agreeing(facts: Sequence[LinearFacts], group: Sequence[int]) -> tuple[list[int], float]:
-    """Members, ascending, that agree with what all others state together, and the largest ``unnoticed`` of these.
+    """Return the members, ascending, that agree with what all others state, and the largest ``unnoticed`` of these.
 
     Who is contradicted most goes first. If that is the first upload, it stays alone.
     """
-    left = sorted(group)
-    while len(left) > 1:
+    remaining = sorted(group)
+    while len(remaining) > 1:
         compared = {}
-        for index in left:
-            others = Statement.of([facts[other] for other in left if other != index])
-            compared[index] = compare(others, Statement.of([facts[index]]))
-        worst = max(left, key=lambda index: compared[index].difference)
+        for index in remaining:
+            joint = Statement.of([facts[member] for member in remaining if member != index])
+            compared[index] = compare(joint, Statement.of([facts[index]]))
+        worst = max(remaining, key=lambda index: compared[index].difference)
         if compared[worst].verdict is not Verdict.DIFFERENT:
-            return left, max(comparison.unnoticed for comparison in compared.values())
-        left = [index for index in left if index != worst] if worst else [worst]
-    return left, 0.0
+            return remaining, max(comparison.unnoticed for comparison in compared.values())
+        remaining = [index for index in remaining if index != worst] if worst else [worst]
+    return remaining, 0.0
 
 
 def groups(facts: Sequence[LinearFacts]) -> list[list[int]]:
-    """All uploads of a client by picture; those that cannot be joined to others are groups of their own."""
+    """Group all uploads of a client by picture; those that cannot be joined to others are groups of their own.
+
+    Args:
+        facts: Those of all uploads of a client.
+    """
     ungrouped, pictures = list(range(len(facts))), []
     while ungrouped:
         members = [ungrouped[place] for place in link([facts[index] for index in ungrouped]).same]

@@ -16,10 +16,14 @@ from fedmjp.threat import ThreatModel
 
 
 def without_localisation(upload: Upload, model: VitClassifier, weight: float, threat: ThreatModel) -> Upload:
-    """The gradient of pictures under one mask as it would be without the localisation loss of this weight.
+    """Take the localisation loss of this weight out of the gradient of pictures under one mask.
 
-    The model has the weights that the upload was computed with, and a localisation regressor that has weights: what
-    "pca" does depends on what the client draws.
+    Args:
+        upload: The gradient.
+        model: With the weights that the upload was computed with, and a localisation regressor that has weights: what
+            "pca" does depends on what the client draws.
+        weight: The weight of the localisation loss.
+        threat: States the defences.
 
     Raises:
         AttackFailedError: If the upload leaves in doubt which patches were masked.

@@ -11,6 +11,7 @@ import scipy.optimize
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.base import Attack, picture, showing_pictures
@@ -45,9 +46,9 @@ class MjpMatchingOptions(Config):
 
 
 class MjpMatching(ClosedFacts[VitClassifier]):
-    """Search the pictures that agree with the linear facts for one whose gradients agree as well.
+    """A search among the pictures that agree with the linear facts for one whose gradients agree as well.
 
-    Patch t is known[t] + c_t^T B with unknown c_t (``fedmjp.attacks.mjp.facts``, 3 and 4), and masked patches satisfy
+    Patch t is fixed[t] + c_t^T B with unknown c_t (``fedmjp.attacks.mjp.facts``, 3 and 4), and masked patches satisfy
     c_t^T (B l) = 1 (5). The search is over what this leaves of the c_t, so that the facts hold at every
     step. The network is run with the mask and the unknown embedding, as the client did. Minimised is the sum
     over all parameters of the squared distance of their gradients, over the square of the uploaded one: each
@@ -68,14 +69,13 @@ class MjpMatching(ClosedFacts[VitClassifier]):
     exploits = "linear facts of MJP, smoothness of pictures, and the gradients of all layers"
     options_type = MjpMatchingOptions
     optimises = True
-    needs_network = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """Of a defended model every parameter's gradient; of another what the facts need."""
+        """Name every parameter's gradient of a defended model, and what the facts need of another."""
         return _matched(model) if model.defended else super().tensors(model)
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs one step, and whatever its start needs."""
+        """Refuse several steps, tensors that cannot be matched, and whatever the start refuses."""
         if threat.update == "delta" and threat.local_steps > 1:
             return f"matches one gradient, not the sum of {threat.local_steps} steps"
         alien = unmatchable(model, _matched(model)) if model.defended else []
@@ -85,26 +85,27 @@ class MjpMatching(ClosedFacts[VitClassifier]):
         return f"its start, {self.options.start}: {first}" if first else None
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """Takes into account what MJP does. Its distance takes noise and rounding for gradients of the picture."""
+        """Name what MJP does. The distance takes noise and rounding for gradients of the picture."""
         del threat
         return MJP if model.defended else frozenset()
 
     def _first(self) -> Attack:
         return showing_pictures(ATTACKS.get(self.options.start)())
 
-    def _one(
+    @override
+    def reconstruct(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
         facts = linear_facts(upload, model, threat)
         result = picture(facts.stated, model), dict[str, float]()
         if facts.mask.any():
             start_generator = torch_generator(generator.initial_seed(), "start")
-            first = self._first().reconstruct([upload], model, threat, generator=start_generator)[0].images
+            first = self._first().run([upload], model, threat, generator=start_generator)[0].images
             result = self._search(_Mismatch(upload, facts, model, threat), first)
         return Reconstruction(result[0], {"masked_patches": float(facts.mask.sum()), **result[1]})
 
     def _search(self, mismatch: "_Mismatch", first: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """The best picture that the budget allows, and how far the search came."""
+        """Return the best picture that the budget allows, and diagnostics of the search."""
         start = mismatch.coefficients(first).cpu().numpy().ravel()
         began, steps, best = time.monotonic(), 0, (float("inf"), start)
 
@@ -142,7 +143,7 @@ def _matched(model: VitClassifier) -> list[str]:
 
 
 class _Mismatch:
-    """How far the gradients of a picture are from those of an upload: called with coefficients, value and slope.
+    """The distance of a picture's gradients from an upload's: called with coefficients, it gives value and slope.
 
     The pictures are those that agree with the facts, by coefficients (patches, unknowns) along the basis.
     """
@@ -159,16 +160,24 @@ class _Mismatch:
         )
 
     def coefficients(self, image: Tensor) -> Tensor:
-        """Of the picture (1, 3, size, size) in [0, 1]."""
+        """Return the coefficients (patches, unknowns) of a picture.
+
+        Args:
+            image: (1, 3, size, size) in [0, 1].
+        """
         normalised = (image.to(self.model.mean) - self.model.mean) / self.model.std
         along: Tensor = to_patches(normalised, self.model.patch_size)[0].double() @ self._affine.basis.mT
         return along
 
     def patches(self, coefficients: Tensor | Floats) -> Tensor:
-        """(patches, values) in the network's input space of any coefficients."""
+        """Return the patches (patches, values) in the network's input space.
+
+        Args:
+            coefficients: (patches, unknowns), or flat.
+        """
         basis = self._affine.basis
         along = torch.as_tensor(coefficients).to(basis).reshape(-1, len(basis))
-        patches: Tensor = self._affine.known + along @ basis
+        patches: Tensor = self._affine.fixed + along @ basis
         return patches
 
     def __call__(self, values: Floats) -> tuple[float, Floats]:

@@ -6,14 +6,14 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from fedmjp.attacks.base import Model, picture
+from fedmjp.attacks.base import Attack, Model, picture
 from fedmjp.attacks.mjp.affine import of_one_upload
 from fedmjp.attacks.mjp.choice import close_best
 from fedmjp.attacks.mjp.facts import linear_facts, refusal, required_tensors
 from fedmjp.attacks.natural_patches import size_refusal
 from fedmjp.attacks.natural_pictures import NaturalPictures
-from fedmjp.attacks.one_by_one import OneByOne
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.entrance import Entrance
@@ -26,8 +26,8 @@ LIKE_NOISE: frozenset[Mark] = frozenset({"noisy", "rounded"})  # what is pruned 
 HANDLED: frozenset[Mark] = MJP | LIKE_NOISE | {"scaled"}
 
 
-class ClosedFacts(OneByOne[Model]):
-    """An attack that reads the linear facts, upload by upload, and closes them by a prior of natural pictures."""
+class ClosedFacts(Attack[Model]):
+    """The base of attacks that read the linear facts upload by upload and close them by a prior of pictures."""
 
     requires: ClassVar[str] = (
         "updates with patch, position and unknown embedding; no more patches in an upload than dimensions; "
@@ -35,34 +35,35 @@ class ClosedFacts(OneByOne[Model]):
     )
     stack = 1
     any_steps = True  # facts are linear in the gradients, which steps add up
-    needs_network = False
     uses_natural_patches = True
 
     def tensors(self, model: Model) -> Sequence[str]:
-        """Gradients of patch, position and, of a defended model, unknown embedding."""
+        """Name the gradients of patch, position and, of a defended model, unknown embedding."""
         return required_tensors(model)
 
     def requirement(self, model: Model, threat: ThreatModel) -> str | None:
-        """Needs enough dimensions, a mask that can be read, and statistics of such pictures."""
+        """Refuse too few dimensions, a mask that cannot be read, and sizes without statistics."""
         return refusal(model, threat) or size_refusal(model.image_size)
 
     def handles(self, model: Model, threat: ThreatModel) -> frozenset[Mark]:
-        """Takes into account what MJP does, a factor of the whole update, and what disturbs equations like noise.
+        """Name what MJP does, a factor of the whole update, and what disturbs equations like noise.
 
-        How loud noise is, only equations tell that are left over.
+        Only equations that are left over tell the loudness of noise.
         """
         del threat
         measurable = model.grid**2 < len(model.get_parameter(names.PATCH_WEIGHT))
-        known = HANDLED if measurable else HANDLED - LIKE_NOISE
-        return known if model.defended else known - MJP
+        marks = HANDLED if measurable else HANDLED - LIKE_NOISE
+        return marks if model.defended else marks - MJP
 
     @abstractmethod
-    def _one(self, upload: Upload, model: Model, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
+    def reconstruct(
+        self, upload: Upload, model: Model, threat: ThreatModel, generator: torch.Generator
+    ) -> Reconstruction:
         """Attack an upload that was checked."""
 
 
 class MjpPrior(ClosedFacts[Entrance]):
-    """Of all pictures that agree with the linear facts of an upload, the most natural one.
+    """The most natural of all pictures that agree with the linear facts of an upload.
 
     An upload of MJP states M linear combinations short of everything about each patch in its true
     place, M being the number of masked patches (``fedmjp.attacks.mjp.facts``). The shuffle is not in it:
@@ -72,6 +73,15 @@ class MjpPrior(ClosedFacts[Entrance]):
     its neighbours.
 
     Without a mask the facts are the whole picture, and the attack is ``patch_embedding``.
+
+    Example:
+        >>> import fedmjp
+        >>> network = {"name": "deit_tiny", "image_size": 64, "patch_size": 8}
+        >>> scenario = fedmjp.Scenario(model=network, defences="mjp:mask_ratio=0.1")
+        >>> exchange = scenario.exchange(fedmjp.bundled_pictures(1, size=64))
+        >>> result = fedmjp.attack("mjp_prior", exchange.upload, scenario)
+        >>> fedmjp.score(result, exchange.private, setting="c", metrics=("psnr",))["psnr"].item() > 15
+        True
     """
 
     name = "mjp_prior"
@@ -81,12 +91,15 @@ class MjpPrior(ClosedFacts[Entrance]):
     exploits = "MJP leaves everything but a span of the masked patches exact, and hides no place: pictures are smooth"
 
     def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
-        """Needs uploads of one picture, besides."""
+        """Refuse uploads of several pictures, besides."""
         if threat.batch_size != 1:
             return f"reads uploads of one picture: of {threat.batch_size}, the gradients at the tokens are a sum"
         return super().requirement(model, threat)
 
-    def _one(self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator) -> Reconstruction:
+    @override
+    def reconstruct(
+        self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator
+    ) -> Reconstruction:
         del generator  # nothing is drawn
         facts = linear_facts(upload, model, threat)
         patches, compared = close_best(of_one_upload(facts), facts.mask, upload, model, threat)
@@ -102,7 +115,7 @@ class MjpPrior(ClosedFacts[Entrance]):
 
 
 def _energy(patches: Tensor, model: Entrance) -> float:
-    """Of the picture under the prior; of the order of one per value for a usual picture."""
+    """Return the picture's energy under the prior, about one per value for a usual picture."""
     prior = NaturalPictures.for_model(model)
     image = from_patches(patches[None].float(), model.image_size, model.patch_size)[0] - prior.mean[:, None, None]
     return float((image * prior.slope(image)).sum())

@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fedmjp.alarms import raising
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.adversary import Adversary
 from fedmjp.benchmarks.audit.network import Network
 from fedmjp.errors import FedmjpError
+from fedmjp.processes import raise_on_alarm
 from fedmjp.records import Disclosure, Upload
 from fedmjp.threat import ThreatModel
 
@@ -99,7 +99,7 @@ def _limited(seconds: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGPROF, raising(TimeoutError, signal.ITIMER_PROF))
+    before = signal.signal(signal.SIGPROF, raise_on_alarm(TimeoutError, signal.ITIMER_PROF))
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield

@@ -16,9 +16,9 @@ from fedmjp.errors import FedmjpError
 from fedmjp.facade import bundled_pictures
 from fedmjp.models.build import with_weights
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.modifications import SERVERS
 from fedmjp.records import Reconstruction
 from fedmjp.scenario import Scenario
+from fedmjp.threat import SERVERS
 
 # Labels of the pictures that a server is played on; others take what comes first of theirs.
 LABELS = {"feature_fishing": (0, 0, 1)}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmjp.benchmarks.audit.running import Records
-from fedmjp.replies import are_weights
+from fedmjp.tensors import are_weights
 
 Kind = str  # "weights", "gradient", "unknown" or "nothing"
 

@@ -10,9 +10,8 @@ from fedmjp.benchmarks.plan.experiment import AttackConfig, named
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import DefenceConfig, Defences, pipeline_of
 from fedmjp.errors import ConfigError, suggestion
-from fedmjp.modifications.config import Server
 from fedmjp.settings import Setting
-from fedmjp.threat import ThreatModel
+from fedmjp.threat import Server, ThreatModel
 from fedmjp.yaml_files import read_yaml
 
 FOLDER = Path(__file__).parents[1] / "batteries"
@@ -31,18 +30,32 @@ class View(Config):
     searches: Attacks = Field((), description="attacks that take long; not run where they do not know a defence")
 
     def repeats(self, defences: Defences) -> bool:
-        """Whether it shows several uploads of a picture that would all be the same."""
+        """Tell whether clients would upload the same again and again here.
+
+        Args:
+            defences: What clients do, in order.
+        """
         threat = ThreatModel.parse(self.threat)
         return threat.uploads_per_picture > 1 and not threat.crop_scale and not pipeline_of(defences).draws
 
     def pipeline(self, defences: Defences) -> Defences:
-        """What clients do to updates here: the sum comes last, where they do not ask for one themselves."""
+        """Add a sum of clients to their defences, where the server sees sums and they ask for none.
+
+        Args:
+            defences: What clients do, in order.
+        """
         if self.sum_of == 1 or pipeline_of(defences).clients > 1:
             return defences
         return (*defences, DefenceConfig.parse({"name": SUM, "clients": self.sum_of}))
 
     def grids(self, models: tuple[str, ...], defences: Defences, searched: int) -> list[dict[str, Any]]:
-        """Values of a campaign's grids that try this pipeline: all pictures, and the first uploads for each search."""
+        """List values of grids that try defences: one for all pictures, and one for each slow search.
+
+        Args:
+            models: Names of models.
+            defences: What clients do, in order.
+            searched: Uploads that a search gets.
+        """
         pipeline = self.pipeline(defences)
         shared = {
             "models": models,
@@ -51,8 +64,8 @@ class View(Config):
             "threats": (self.threat,),
             "server": self.server,
         }
-        together = ThreatModel.parse(self.threat).batch_size * pipeline_of(pipeline).clients
-        slow = [{**shared, "attacks": (search,), "pictures": searched * together} for search in self.searches]
+        pictures = ThreatModel.parse(self.threat).batch_size * pipeline_of(pipeline).clients
+        slow = [{**shared, "attacks": (search,), "pictures": searched * pictures} for search in self.searches]
         return [{**shared, "attacks": self.attacks}, *slow]
 
 
@@ -66,17 +79,20 @@ class Battery(Config):
 
     @property
     def label(self) -> str:
-        """As verdicts have it: ``standard 1``."""
+        """Return name and version, as verdicts show them: ``standard 1``."""
         return f"{self.name} {self.version}"
 
 
 def batteries() -> list[str]:
-    """Names of all batteries."""
+    """List the names of all batteries."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def read_battery(name: str) -> Battery:
-    """The battery of that name.
+    """Read a battery.
+
+    Args:
+        name: Of a file in ``batteries/``.
 
     Raises:
         ConfigError: If there is none.

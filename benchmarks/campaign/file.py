@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedmjp.benchmarks.campaign.spec import Campaign
 from fedmjp.errors import BadInputError, ConfigError, suggestion
-from fedmjp.overrides import overridden
+from fedmjp.overrides import apply_settings
 from fedmjp.yaml_files import read_yaml
 
 Location = tuple[int | str, ...]
@@ -34,7 +34,7 @@ def read_campaign(path: Path, overrides: Sequence[str] = ()) -> Campaign:
     root, values = read_yaml(path)
     if root is None or not isinstance(values, dict):
         raise ConfigError(f"{path} must hold keys and values, such as 'name: my_campaign'")
-    values = overridden(values, overrides)
+    values = apply_settings(values, overrides)
     try:
         return Campaign.model_validate(values)
     except ValidationError as error:
@@ -57,13 +57,13 @@ def _complaint(detail: dict[str, Any], root: yaml.Node, path: Path, overrides: S
     else:
         where = f"{path}, line {_deepest(root, location)[1]}"
     if detail["type"] == "extra_forbidden":
-        known = _fields(Campaign, detail["loc"][:-1])
-        return f"{where}: unknown key {key!r}, {suggestion(str(location[-1]), known)}"
+        fields = _fields(Campaign, detail["loc"][:-1])
+        return f"{where}: unknown key {key!r}, {suggestion(str(location[-1]), fields)}"
     message = str(detail["msg"]).removeprefix("Value error, ")
     if detail["type"] == "missing":
         return f"{where}: {key!r} is missing"
-    shown = SHORT.repr(detail["input"])
-    return f"{where}: {key} = {shown}: {message}" if key else f"{where}: {message}"
+    value = SHORT.repr(detail["input"])
+    return f"{where}: {key} = {value}: {message}" if key else f"{where}: {message}"
 
 
 def _touches(override: str, key: str) -> bool:
@@ -71,7 +71,7 @@ def _touches(override: str, key: str) -> bool:
 
 
 def _fields(model: type[BaseModel], location: Location) -> list[str]:
-    """Keys that are known at a place of the file."""
+    """List the keys that are known at a place of the file."""
     for step in location:
         if isinstance(step, int):
             continue
@@ -95,7 +95,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _place(root: yaml.Node, location: Location) -> Location:
-    """Where a value really stands: what a grid does not say itself, it has from ``shared``."""
+    """Find where a value really stands: a grid takes from ``shared`` what it does not say itself."""
     if location[:1] == (GRIDS,) and len(location) > 2:
         shared: Location = ("shared", *location[2:])
         if _deepest(root, location[:3])[0] < 3 and _deepest(root, shared[:2])[0] == 2:
@@ -104,7 +104,7 @@ def _place(root: yaml.Node, location: Location) -> Location:
 
 
 def _deepest(node: yaml.Node, location: Location) -> tuple[int, int]:
-    """How many steps towards a location can be gone, and the line where they end."""
+    """Count the steps that can be gone towards a location, and find the line where they end."""
     line = node.start_mark.line + 1
     for depth, step in enumerate(location):
         child = _child(node, step)

@@ -1,22 +1,19 @@
-"""From a campaign to what is run: pictures, plan, ledger."""
+"""From a campaign to what is run: pictures and plan."""
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from fedmjp.arithmetic import Arithmetic
 from fedmjp.attacks.held_out import developed_on, seen_before
 from fedmjp.benchmarks.campaign.spec import Campaign
-from fedmjp.benchmarks.folder.ledger import Ledger
-from fedmjp.benchmarks.leaderboard.entries import RECOGNISABLE
-from fedmjp.benchmarks.plan.experiment import Experiment, Plan
 from fedmjp.benchmarks.plan.planning import plan
-from fedmjp.data.datasets import DatasetPictures
+from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.data.selection import Selection, open_source, pick, select
-from fedmjp.metrics import DISCLOSED
+from fedmjp.metrics import DISCLOSED, RECOGNISABLE
 from fedmjp.models.build import build
 from fedmjp.training import run_folder
 
@@ -25,28 +22,34 @@ DIRECT = "computed in process from the pictures (direct mode), without Flower; a
 
 @dataclass(frozen=True)
 class Prepared:
-    """A campaign that can be run: its pictures, cells and trials, and what its folder will say of itself."""
+    """A campaign that can be run: its pictures and its plan."""
 
     campaign: Campaign
     selection: Selection
-    plan: Plan
-    ledger: Ledger
+    plan: TrialPlan
 
 
 def prepare(
     campaign: Campaign, *, device: Literal["cpu", "cuda"], command: str, arithmetic: Arithmetic = "float32"
 ) -> Prepared:
-    """Choose the pictures and plan the trials of what ``command`` repeats; nothing is attacked yet.
+    """Choose the pictures and plan the trials of a campaign; nothing is attacked yet.
 
-    Clients compute in the arithmetic where the campaign's file states none.
+    Args:
+        campaign: As its file states it.
+        device: Where attacks run.
+        command: What repeats it, for the manifest.
+        arithmetic: Of clients, where the file states none.
 
     Raises:
         BadInputError: If pictures, weights or a combination cannot be used.
     """
     selection = _selection(campaign)
-    planned = plan_of(campaign, selection, device=device, arithmetic=arithmetic)
-    ledger = _ledger(
-        planned,
+    experiments = campaign.experiments(device=device, arithmetic=arithmetic)
+    for arm in dict.fromkeys(experiment.arm for experiment in experiments if experiment.arm.weights):
+        build(arm)  # a checkpoint that does not fit is told before anything is run
+    batches = [selection.batches(experiment.scenario) for experiment in experiments]
+    described = _described(
+        plan(experiments, batches, uploads="direct"),
         published(campaign),
         name=campaign.name,
         title=campaign.title or campaign.name,
@@ -63,31 +66,12 @@ def prepare(
         notes=[f"Not run: {reason}." for reason in campaign.not_run],
         command=command,
     )
-    return Prepared(campaign, selection, planned, ledger)
-
-
-def plan_of(
-    campaign: Campaign, selection: Selection, *, device: Literal["cpu", "cuda"], arithmetic: Arithmetic
-) -> Plan:
-    """The cells and trials on these pictures.
-
-    Raises:
-        BadInputError: If weights or a combination cannot be used.
-    """
-    experiments = campaign.experiments(device=device, arithmetic=arithmetic)
-    for arm in dict.fromkeys(experiment.arm for experiment in experiments if experiment.arm.weights):
-        build(arm)  # a checkpoint that does not fit is told before anything is run
-    batches = [selection.batches(experiment.scenario) for experiment in experiments]
-    return plan(experiments, batches, uploads="direct")
-
-
-def source_of(campaign: Campaign) -> DatasetPictures:
-    """Where its pictures are; DataError if it cannot be used."""
-    return open_source(campaign.data.source, size=campaign.image_size, classes=campaign.classes)
+    return Prepared(campaign, selection, described)
 
 
 def _selection(campaign: Campaign) -> Selection:
-    data, source = campaign.data, source_of(campaign)
+    data = campaign.data
+    source = open_source(data.source, size=campaign.image_size, classes=campaign.classes)
     if data.ids:
         return pick(source, data.ids)
     leave_out = seen_before if data.held_out else developed_on
@@ -95,16 +79,28 @@ def _selection(campaign: Campaign) -> Selection:
 
 
 def published(campaign: Campaign) -> dict[str, Any]:
-    """The configuration as results show it: names instead of paths, which say nothing elsewhere."""
+    """Dump the configuration as results show it: with names instead of paths.
+
+    Args:
+        campaign: As its file states it.
+    """
     values = campaign.model_dump(mode="json")
     values["data"]["source"] = campaign.data.label
     values["weights"] = {label: Path(path).name for label, path in campaign.weights.items()}
     return values
 
 
-def ledger_of(experiments: Sequence[Experiment], planned: Plan, *, title: str, uploads: str, command: str) -> Ledger:
-    """The ledger of experiments on the same data that no campaign's file states, such as the quickstart."""
-    return _ledger(
+def describe(planned: TrialPlan, *, title: str, uploads: str, command: str) -> TrialPlan:
+    """Add what the manifest says to a plan that no campaign's file states, such as the quickstart's.
+
+    Args:
+        planned: Of experiments on the same data.
+        title: Of tables.
+        uploads: Where uploads come from, in words.
+        command: What repeats the run.
+    """
+    experiments = [part.experiment for part in planned.parts]
+    return _described(
         planned,
         {"experiments": [run_folder.published(experiment) for experiment in experiments]},
         name=title.lower().replace(" ", "-"),
@@ -116,11 +112,11 @@ def ledger_of(experiments: Sequence[Experiment], planned: Plan, *, title: str, u
     )
 
 
-def _ledger(planned: Plan, config: Mapping[str, Any], **about: Any) -> Ledger:
-    """With what most runs say of themselves where ``about`` does not."""
+def _described(planned: TrialPlan, config: Mapping[str, Any], **about: Any) -> TrialPlan:
+    """Add what most runs say of themselves where ``about`` does not."""
     usual = {"question": "", "recognisable_at": RECOGNISABLE, "utility": {}, "keep": "all"}
     empty: dict[str, list[str]] = {"reported": [], "skipped": [], "notes": []}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
-    if any(each.cell.reveals != "pictures" for each in planned.cells):
+    if any(cell.reveals != "pictures" for cell in planned.cells):
         about["metrics"] = [*about["metrics"], *DISCLOSED]
-    return Ledger.of(planned, {"config": config, "config_sha256": digest, **usual, **empty, **about})
+    return replace(planned, about={"config": config, "config_sha256": digest, **usual, **empty, **about})

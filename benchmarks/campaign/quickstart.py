@@ -21,7 +21,11 @@ TRIED = {
 
 
 def quickstart(*, device: Literal["cpu", "cuda"]) -> list[Experiment]:
-    """DeiT-S without a defence and with MJP, two clients that show eight bundled pictures up to eight times."""
+    """Build the experiments of a newcomer: DeiT-S with and without MJP, two clients with eight bundled pictures.
+
+    Args:
+        device: Where attacks run.
+    """
     experiments: list[Experiment] = []
     for (model, uploads), attacks in TRIED.items():
         scenario = Scenario.parse(
@@ -34,6 +38,6 @@ def quickstart(*, device: Literal["cpu", "cuda"]) -> list[Experiment]:
                 "device": device,
             }
         )
-        tried = tuple(AttackConfig(name=name) for name in (*attacks, "grey"))
-        experiments += experiments_of(scenario, (Setting.C,), tried, mask_ratio=MASK_RATIO)
+        configs = tuple(AttackConfig(name=name) for name in (*attacks, "grey"))
+        experiments += experiments_of(scenario, (Setting.C,), configs, mask_ratio=MASK_RATIO)
     return experiments

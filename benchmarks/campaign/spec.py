@@ -11,18 +11,17 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fedmjp.arithmetic import Arithmetic, require_arithmetic
 from fedmjp.benchmarks.campaign.battery import Battery, read_battery
-from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, RECOGNISABLE, Utility
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Utility
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Keep, as_value_error, experiments_of, named
 from fedmjp.config import MAX_CLASSES, MAX_IMAGE_SIZE, MAX_SEED, Checkpoint, Config, MaskRatio
 from fedmjp.defences.pipeline import DefenceConfig, Defences, pipeline_of, with_mask_ratio
 from fedmjp.errors import BadInputError, ConfigError, suggestion
-from fedmjp.metrics import metric
+from fedmjp.metrics import RECOGNISABLE, metric
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.build import architecture, blueprint
-from fedmjp.modifications.config import Server
-from fedmjp.scenario import SHUFFLED_ALONE, Scenario, of_single_batches
+from fedmjp.scenario import SHUFFLED_ALONE, Scenario, make_batch_scenario
 from fedmjp.settings import Setting
-from fedmjp.threat import ThreatModel
+from fedmjp.threat import Server, ThreatModel
 from fedmjp.zoo import PREFIX, zoo_model
 
 
@@ -43,12 +42,12 @@ class DataConfig(Config):
 
     @property
     def count(self) -> int:
-        """Number of pictures."""
+        """Return the number of pictures."""
         return len(self.ids) or self.pictures
 
     @property
     def label(self) -> str:
-        """What results call the source: never a path, which says nothing elsewhere."""
+        """Return what results call the source: never a path."""
         return self.name or Path(self.source).name
 
 
@@ -63,12 +62,12 @@ MASK_RATIOS = (0.27,)
 
 
 def _pipelines(value: object) -> object:
-    """Each entry is a pipeline: a defence, or a list of several in order."""
+    """Read each entry as a pipeline: a defence, or a list of several in order."""
     return (value,) if isinstance(value, str | Mapping) else value
 
 
 def _possible(defences: Defences) -> Defences:
-    """The same, if a client can apply them in this order."""
+    """Require that a client can apply these defences in this order."""
     with as_value_error():
         pipeline_of(defences)
     return defences
@@ -131,7 +130,7 @@ class Grid(Config):
 
     @property
     def views(self) -> list[dict[str, Any]]:
-        """Each threat model as values of a scenario."""
+        """List the threat models as values of a scenario."""
         views = []
         for threat in self.threats:
             lists = [value if isinstance(value, list | tuple) else [value] for value in threat.values()]
@@ -216,17 +215,17 @@ class Campaign(Config):
 
     @cached_property
     def tried(self) -> tuple[Grid, ...]:
-        """All grids: those of the file, then those that the battery makes of the rows."""
+        """List all grids: those of the file, then those that the battery makes of the rows."""
         return (*self.grids, *self._of_battery[0])
 
     @cached_property
     def not_run(self) -> tuple[str, ...]:
-        """What of the battery cannot be run with which rows, and why."""
+        """List what of the battery cannot be run with which rows, and why."""
         return self._of_battery[1]
 
     @cached_property
     def battery_label(self) -> str:
-        """Name and version of the battery; empty without one."""
+        """Return name and version of the battery; empty without one."""
         return self._battery.label if self.battery else ""
 
     @cached_property
@@ -261,26 +260,30 @@ class Campaign(Config):
         return tuple(grids), tuple(reasons)
 
     def _is_blind(self, grid: Grid) -> bool:
-        """Whether the attack of a grid of one pipeline applies on no model, or knows the defences on none."""
+        """Tell whether a grid's attack applies to no model, or knows the defences on none."""
         (attack,), (defences,), (setting,) = grid.attacks, grid.defences, grid.settings
         pipeline = pipeline_of(defences)
-        asked = [self._asked(grid, model, defences, grid.views[0]) for model in grid.models]
-        drawn = [(scenario.threat, blueprint(scenario.network)) for scenario in asked]
-        known = any(attack.adapted(pipeline, model, threat, setting) for threat, model in drawn)
-        return bool(pipeline.made) and not known
+        scenarios = [self._asked(grid, model, defences, grid.views[0]) for model in grid.models]
+        drawn = [(scenario.threat, blueprint(scenario.network)) for scenario in scenarios]
+        adapts = any(attack.adapted(pipeline, model, threat, setting) for threat, model in drawn)
+        return bool(pipeline.defences) and not adapts
 
     def experiments(self, *, device: Literal["cpu", "cuda"], arithmetic: Arithmetic = "float32") -> list[Experiment]:
-        """What the grids ask for, each with the twins that it is held against; nothing twice.
+        """Build what the grids ask for, each with its twins; nothing twice.
 
         Clients compute in the arithmetic where a grid states none.
+
+        Args:
+            device: Where attacks run.
+            arithmetic: Of clients, where a grid states none.
 
         Raises:
             ConfigError: If a combination cannot be run, with its own reason.
         """
         experiments: dict[str, Experiment] = {}
         for grid in self.tried:
-            asked = itertools.product(self.seeds, grid.views, grid.mask_ratios, grid.models, grid.defences)
-            for seed, view, mask_ratio, model, defences in asked:
+            combinations = itertools.product(self.seeds, grid.views, grid.mask_ratios, grid.models, grid.defences)
+            for seed, view, mask_ratio, model, defences in combinations:
                 values = {"arithmetic": arithmetic, **view, "seed": seed}
                 scenario = self._asked(grid, model, with_mask_ratio(defences, mask_ratio), values)
                 require_arithmetic(scenario.arithmetic, device)
@@ -301,19 +304,19 @@ class Campaign(Config):
         pictures = min(grid.pictures or self.data.count, self.data.count)
         values = {"model": self._network(model), "defences": defences, "data": self.data.source, **view}
         values["server"] = grid.server
-        return of_single_batches(values, pictures)
+        return make_batch_scenario(values, pictures)
 
     def _network(self, model: str) -> dict[str, Any]:
-        """Sizes and, of the zoo, weights; ConfigError if the zoo's model takes other pictures than the campaign has."""
+        """Return sizes and, of the zoo, weights; ConfigError if the zoo's model takes other pictures."""
         sizes = {"image_size": self.image_size, "patch_size": self.patch_size, "classes": self.classes}
         if not model.startswith(PREFIX):
             return {"name": model, **sizes}
         zoo = zoo_model(model)
-        known = {name: value for name, value in zoo.model.items() if name != "localisation"}
+        stated = {name: value for name, value in zoo.model.items() if name != "localisation"}
         for name in ("image_size", "classes"):
-            if known[name] != sizes[name]:
-                raise ConfigError(f"{name} is {sizes[name]}, but {model} has {known[name]}: set {name} to that")
-        return {**known, "unknown_embedding": zoo.defence == "mjp", "weights": _checkpoint_of(model)}
+            if stated[name] != sizes[name]:
+                raise ConfigError(f"{name} is {sizes[name]}, but {model} has {stated[name]}: set {name} to that")
+        return {**stated, "unknown_embedding": zoo.defence == "mjp", "weights": _checkpoint_of(model)}
 
     def _with_weights(self, experiment: Experiment) -> Experiment:
         scenario = experiment.scenario

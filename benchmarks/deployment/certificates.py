@@ -18,12 +18,16 @@ Key = ec.EllipticCurvePrivateKey
 
 
 def make_key() -> Key:
-    """A key on P-384."""
+    """Draw a key on P-384."""
     return ec.generate_private_key(ec.SECP384R1())
 
 
 def make_authority(key: Key) -> x509.Certificate:
-    """The certificate of an authority that signs no other authorities."""
+    """Make the certificate of an authority, which signs no other authorities.
+
+    Args:
+        key: The authority's key.
+    """
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, AUTHORITY)])
     usage = _usage(key_cert_sign=True, crl_sign=True)
     return (
@@ -36,7 +40,14 @@ def make_authority(key: Key) -> x509.Certificate:
 
 
 def make_server(key: Key, authority: x509.Certificate, authority_key: Key, host: str) -> x509.Certificate:
-    """The server's certificate, for the host that sites name and for programs on the server itself."""
+    """Sign the server's certificate, for the host that sites name and for programs on the server itself.
+
+    Args:
+        key: The server's key.
+        authority: The authority's certificate.
+        authority_key: The authority's key.
+        host: Name or address by which sites reach the server.
+    """
     names = [_general(name) for name in dict.fromkeys([host, *INSIDE])]
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedmjp server")])
     return (
@@ -51,22 +62,38 @@ def make_server(key: Key, authority: x509.Certificate, authority_key: Key, host:
 
 
 def pem(certificate: x509.Certificate) -> bytes:
-    """A certificate as PEM."""
+    """Encode a certificate as PEM.
+
+    Args:
+        certificate: What to encode.
+    """
     return certificate.public_bytes(Encoding.PEM)
 
 
 def private_pem(key: Key) -> bytes:
-    """A key as PEM, not encrypted: programs read it when they start."""
+    """Encode a key as PEM without encryption: programs read it when they start.
+
+    Args:
+        key: The private key.
+    """
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def private_openssh(key: Key) -> bytes:
-    """A key in the form in which Flower loads a SuperNode's."""
+    """Encode a key in the form in which Flower loads a SuperNode's.
+
+    Args:
+        key: The private key.
+    """
     return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
 
 
 def public_openssh(key: Key) -> bytes:
-    """The public half in the form in which Flower registers it."""
+    """Encode the public half of a key in the form in which Flower registers it.
+
+    Args:
+        key: The private key.
+    """
     return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
 
 

@@ -21,11 +21,17 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from fedmjp.benchmarks.deployment import certificates, flower, probe
-from fedmjp.benchmarks.deployment.attempts import Attempt, RefusedError, files_with, tried, without_a_run
+from fedmjp.benchmarks.deployment.access import connect, open_control, require_idle
 from fedmjp.benchmarks.deployment.creating import own_bundle
+from fedmjp.benchmarks.deployment.intrusions import (
+    ExpectedRefusalError,
+    Intrusion,
+    find_files_with,
+    try_intrusion,
+    try_without_run,
+)
 from fedmjp.benchmarks.deployment.layout import LOOPBACK, Deployment, SiteConfig, SiteFolder, as_yaml, write_private
-from fedmjp.benchmarks.deployment.starting import connect, control
-from fedmjp.benchmarks.deployment.training import empty_database, require_idle
+from fedmjp.benchmarks.deployment.training import empty_database
 from fedmjp.benchmarks.federation.bundle import as_toml
 from fedmjp.benchmarks.federation.connection import Connection
 from fedmjp.clients.gate.reasons import SAID, Reason
@@ -58,12 +64,12 @@ seconds = 0.0
 IN_MEMORY = ("tmpfs", "ramfs")
 
 
-def check(deployment: Deployment, on_attempt: Callable[[Attempt], None]) -> bool:
+def check(deployment: Deployment, on_intrusion: Callable[[Intrusion], None]) -> bool:
     """Try everything.
 
     Args:
         deployment: That is up, and idle.
-        on_attempt: Called with each attempt when it was made.
+        on_intrusion: Called with each intrusion when it was tried.
 
     Returns:
         Whether all that must fail was tried, and failed.
@@ -72,23 +78,23 @@ def check(deployment: Deployment, on_attempt: Callable[[Attempt], None]) -> bool
         FederationError: If the deployment is not up, or a run is in progress.
     """
     require_idle(deployment)
-    held = True
-    for attempt in _attempts(deployment):
-        on_attempt(attempt)
-        held = held and attempt.outcome in ("refused", "open")
-    return held
+    all_refused = True
+    for intrusion in _intrusions(deployment):
+        on_intrusion(intrusion)
+        all_refused = all_refused and intrusion.outcome in ("refused", "open")
+    return all_refused
 
 
-def _attempts(deployment: Deployment) -> Iterator[Attempt]:
-    yield from without_a_run(deployment)
-    folder = Path(tempfile.mkdtemp(prefix="fedmjp-"))
+def _intrusions(deployment: Deployment) -> Iterator[Intrusion]:
+    yield from try_without_run(deployment)
+    folder = Path(tempfile.mkdtemp(prefix="check-", dir=deployment.server))  # which the server's programs see
     try:
         app = _write_app(folder / "probe-app")
-        yield tried("submitting an app from a site", lambda: _submit_from_outside(deployment, folder, app))
+        yield try_intrusion("submitting an app from a site", lambda: _submit_from_outside(deployment, folder, app))
         with _Probe.start(deployment, folder, app) as running:
-            yield from running.attempts()
+            yield from running.intrusions()
     except (FederationError, httpx.HTTPError) as error:
-        yield Attempt("what needs a run", "could not be tried", str(error))
+        yield Intrusion("what needs a run", "could not be tried", str(error))
     finally:
         shutil.rmtree(folder)
     yield _memory(deployment)
@@ -109,7 +115,7 @@ def _submit_from_outside(deployment: Deployment, folder: Path, app: Path) -> str
         return f"run {Connection(home, 'outside').submit(app, config)} was started"
     except FederationError as error:
         if "403" in str(error) or "forbidden" in str(error).lower():
-            raise RefusedError("flwr run: 403 Forbidden") from None
+            raise ExpectedRefusalError("flwr run: 403 Forbidden") from None
         raise
 
 
@@ -126,10 +132,16 @@ class _Probe:
     @classmethod
     @contextmanager
     def start(cls, deployment: Deployment, folder: Path, app: Path) -> Iterator["_Probe"]:
-        """Let two nodes in, start the gated one and the run; put everything back at the end."""
+        """Let two nodes in, start the gated one and the run; put everything back at the end.
+
+        Args:
+            deployment: That is up, and idle.
+            folder: For the files of the gated node and the app's answers.
+            app: The probe's folder.
+        """
         keys = certificates.make_key(), certificates.make_key()
         output, config = folder / "answers.json", folder / "run-config.toml"
-        with control(deployment) as client:
+        with open_control(deployment) as client:
             node, gated = (flower.register(client, key.public_key()) for key in keys)
             assert node is not None and gated is not None  # noqa: S101, PT018 (keys that were made just now)
             supernode = _start_gated(deployment, folder, keys[1])
@@ -146,83 +158,84 @@ class _Probe:
                 for identifier in (node, gated):
                     flower.unregister(client, identifier)
 
-    def attempts(self) -> Iterator[Attempt]:
-        """What a registered node tries against others, and what becomes of the probe."""
+    def intrusions(self) -> Iterator[Intrusion]:
+        """Try, as a registered node, what concerns others; then try the app that no site allows."""
         address = f"{LOOPBACK}:{self.deployment.config().port}"
-        thief = certificates.make_key()
-        with control(self.deployment) as client:
-            identifier = flower.register(client, thief.public_key())
+        thief_key = certificates.make_key()
+        with open_control(self.deployment) as client:
+            identifier = flower.register(client, thief_key.public_key())
         needle = np.random.default_rng().standard_normal(64)
         try:
             with (
                 flower.fleet_client(address, self.deployment.authority, self.key) as honest,
-                flower.fleet_client(address, self.deployment.authority, thief) as other,
+                flower.fleet_client(address, self.deployment.authority, thief_key) as thieves,
             ):
                 flower.activate(honest, self.key)
-                own = flower.activate(other, thief)
-                yield tried("taking another site's task", lambda: _take(other, self.node))
-                asked = _wait_for_message(honest, self.node)
-                forged, reply = (_reply(asked, name, needle) for name in ("forged", "honest"))
-                yield tried("reading another site's task by its name", lambda: _read(other, own, asked))
-                yield tried("discarding another site's task by its name", lambda: _discard(honest, other, own, asked))
-                yield tried("answering another site's task by its name", lambda: _forge(other, own, forged))
+                thief = flower.activate(thieves, thief_key)
+                yield try_intrusion("taking another site's task", lambda: _take(thieves, self.node))
+                message = _wait_for_message(honest, self.node)
+                forged, reply = (_reply(message, name, needle) for name in ("forged", "honest"))
+                yield try_intrusion("reading another site's task by its name", lambda: _read(thieves, thief, message))
+                discard = lambda: _discard(honest, thieves, thief, message)  # noqa: E731
+                yield try_intrusion("discarding another site's task by its name", discard)
+                yield try_intrusion("answering another site's task by its name", lambda: _forge(thieves, thief, forged))
                 flower.push_reply(honest, self.node, reply)
         finally:
-            with control(self.deployment) as client:
+            with open_control(self.deployment) as client:
                 flower.unregister(client, identifier or 0)
-        yield tried("an app that is not on a site's list of bundles", self._bundle)
+        yield try_intrusion("an app that is not on a site's list of bundles", self._bundle)
         empty_database(self.deployment)
-        yield tried("an upload left in clear in a file of the server", lambda: self._left(needle))
+        yield try_intrusion("an upload left in clear in a file of the server", lambda: self._left(needle))
 
     def _bundle(self) -> str:
-        """What the gated node answered."""
+        """Read what the gated node answered to an app that is not on its list."""
         deadline = time.monotonic() + SECONDS
         while not self.output.exists():
             if time.monotonic() > deadline:
                 raise FederationError("the probe did not end")
             time.sleep(POLL_SECONDS)
-        said = json.loads(self.output.read_text()).get(str(self.gated), "no answer")
-        if said == SAID + Reason.BUNDLE:
-            raise RefusedError(Reason.BUNDLE)
-        if isinstance(said, str):
-            raise FederationError(said)
-        return f"it answered {said}"
+        answer = json.loads(self.output.read_text()).get(str(self.gated), "no answer")
+        if answer == SAID + Reason.BUNDLE:
+            raise ExpectedRefusalError(Reason.BUNDLE)
+        if isinstance(answer, str):
+            raise FederationError(answer)
+        return f"it answered {answer}"
 
     def _left(self, needle: np.ndarray) -> str:
-        """Files that hold what a node sent a moment ago."""
+        """Search the server's files for what a node sent a moment ago."""
         state = self.deployment.config().state
-        found = files_with([self.deployment.server, state], needle.tobytes())
-        if found:
-            return ", ".join(map(str, found))
-        raise RefusedError(f"none in {self.deployment.server} and {state}, after the run")
+        files = find_files_with([self.deployment.server, state], needle.tobytes())
+        if files:
+            return ", ".join(map(str, files))
+        raise ExpectedRefusalError(f"none in {self.deployment.server} and {state}, after the run")
 
 
 def _take(client: FleetHttpClient, victim: int) -> str:
     return "it got a message" if flower.pull_message(client, victim) else "it may ask for messages"
 
 
-def _read(client: FleetHttpClient, own: int, asked: Message) -> str:
-    content = flower.pull_object(client, own, asked, asked.metadata.message_id)
+def _read(client: FleetHttpClient, node: int, message: Message) -> str:
+    content = flower.pull_object(client, node, message, message.metadata.message_id)
     if not content:
-        raise RefusedError("there is nothing by that name")
+        raise ExpectedRefusalError("there is nothing by that name")
     return f"{len(content)} bytes"
 
 
-def _discard(victim: FleetHttpClient, client: FleetHttpClient, own: int, asked: Message) -> str:
-    flower.confirm(client, own, asked)
-    if flower.pull_object(victim, asked.metadata.dst_node_id, asked, asked.metadata.message_id):
-        raise RefusedError("it is still there")
+def _discard(victim: FleetHttpClient, client: FleetHttpClient, node: int, message: Message) -> str:
+    flower.confirm(client, node, message)
+    if flower.pull_object(victim, message.metadata.dst_node_id, message, message.metadata.message_id):
+        raise ExpectedRefusalError("it is still there")
     return "it is gone"
 
 
-def _forge(client: FleetHttpClient, own: int, forged: Message) -> str:
-    if not flower.push_reply(client, own, forged):
-        raise RefusedError("the SuperLink did not want it")
+def _forge(client: FleetHttpClient, node: int, forged: Message) -> str:
+    if not flower.push_reply(client, node, forged):
+        raise ExpectedRefusalError("the SuperLink did not want it")
     return "the server takes it for the site's"
 
 
-def _reply(asked: Message, name: str, numbers: np.ndarray) -> Message:
-    return Message(RecordDict({name: ArrayRecord([numbers])}), reply_to=asked)
+def _reply(message: Message, name: str, numbers: np.ndarray) -> Message:
+    return Message(RecordDict({name: ArrayRecord([numbers])}), reply_to=message)
 
 
 def _wait_for_message(client: FleetHttpClient, node: int) -> Message:
@@ -238,10 +251,10 @@ def _wait_for_message(client: FleetHttpClient, node: int) -> Message:
 
 
 def _start_gated(deployment: Deployment, folder: Path, key: certificates.Key) -> "subprocess.Popen[bytes]":
-    """A SuperNode as a site runs it, which allows our own bundle alone."""
+    """Start a SuperNode as a site does, whose gate allows our own bundle alone."""
     site, pictures = SiteFolder(folder / "site"), folder / "pictures"
-    for made in (site.root, pictures):
-        made.mkdir(mode=0o700)
+    for created in (site.root, pictures):
+        created.mkdir(mode=0o700)
     write_private(site.key, certificates.private_openssh(key))
     write_private(site.authority, deployment.authority.read_bytes())
     write_private(site.policy, as_yaml({"kind": "change", "bundles": [own_bundle()]}))
@@ -261,8 +274,8 @@ def _wait_until_online(client: ControlHttpClient, node: int, supernode: "subproc
     deadline = time.monotonic() + SECONDS
     while node not in flower.online_nodes(client):
         if supernode.poll() is not None or time.monotonic() > deadline:
-            said = " ".join(log.read_text(errors="replace").split())[-400:]
-            raise FederationError(f"the SuperNode of this check did not come: {said}")
+            last_words = " ".join(log.read_text(errors="replace").split())[-400:]
+            raise FederationError(f"the SuperNode of this check did not come: {last_words}")
         time.sleep(POLL_SECONDS)
 
 
@@ -273,7 +286,7 @@ def _wait_until_finished(client: ControlHttpClient, run: int) -> None:
 
 
 def _write_app(folder: Path) -> Path:
-    """An app that calls itself ours and is not."""
+    """Write an app that calls itself ours and is not."""
     (folder / "probe").mkdir(parents=True)
     for name in ("__init__.py", "client.py", "server.py"):
         shutil.copy(Path(probe.__path__[0]) / name, folder / "probe" / name)
@@ -281,15 +294,15 @@ def _write_app(folder: Path) -> Path:
     return folder
 
 
-def _memory(deployment: Deployment) -> Attempt:
-    """Where uploads are while a run goes on."""
-    state, what = deployment.config().state, "uploads on a disk while a run goes on"
-    partitions = sorted(psutil.disk_partitions(all=True), key=lambda each: -len(each.mountpoint))
-    place = next((each for each in partitions if state.is_relative_to(each.mountpoint)), None)
+def _memory(deployment: Deployment) -> Intrusion:
+    """Check that the database, through which uploads pass, is in memory that is never swapped."""
+    state, title = deployment.config().state, "uploads on a disk while a run goes on"
+    partitions = sorted(psutil.disk_partitions(all=True), key=lambda entry: -len(entry.mountpoint))
+    place = next((entry for entry in partitions if state.is_relative_to(entry.mountpoint)), None)
     if place is None or place.fstype not in IN_MEMORY:
-        return Attempt(what, "NOT REFUSED", f"{state} is on a disk; set state to a folder in memory, or encrypt it")
+        return Intrusion(title, "NOT REFUSED", f"{state} is on a disk; set state to a folder in memory, or encrypt it")
     if psutil.swap_memory().total:
-        return Attempt(
-            what, "NOT REFUSED", f"{state} is in memory, but this machine swaps: swapoff, or encrypt the swap"
+        return Intrusion(
+            title, "NOT REFUSED", f"{state} is in memory, but this machine swaps: swapoff, or encrypt the swap"
         )
-    return Attempt(what, "refused", f"{state} is in memory, and this machine has no swap")
+    return Intrusion(title, "refused", f"{state} is in memory, and this machine has no swap")

@@ -6,14 +6,12 @@ import tempfile
 from pathlib import Path
 
 from fedmjp.benchmarks.deployment import certificates, flower
-from fedmjp.benchmarks.deployment.containers import write_server_files, write_site_files
 from fedmjp.benchmarks.deployment.layout import Deployment, DeploymentConfig, SiteConfig, as_yaml, write_private
+from fedmjp.benchmarks.deployment.rendering import MEMORY, require_plain_path, write_server_files, write_site_files
 from fedmjp.benchmarks.federation.bundle import write_app
 from fedmjp.errors import OutputError
 
-CONNECTION = "deployment"
 SECRET_BYTES = 32
-MEMORY = Path("/dev/shm")  # noqa: S108 (a folder of its own is made in it, for its owner alone)
 PUBLIC = 0o644
 ABOUT_AUTHORITY = """\
 ca.key signs certificates that all sites of this deployment trust. Nothing that runs needs it: move it to a medium that
@@ -25,8 +23,8 @@ kind: what fedmjp's clients send, change of weights; gradient with --strategy fe
 bundles: the apps that may run here, by SHA-256. A bundle is code: it reads what this process may read."""
 ABOUT_SITE = "data: folder of this site's pictures, as CLASS/picture files; it never leaves the site."
 ABOUT_DEPLOYMENT = """\
-state: folder of the SuperLink's database, through which uploads pass in clear. In memory it is gone with the machine;
-on a disk, take an encrypted one."""
+state: folder of the SuperLink's database, through which uploads pass in clear. The units and containers make this one
+in memory and remove it when the server stops. On a disk, take an encrypted one, and remove it yourself."""
 
 
 def create(root: Path, config: DeploymentConfig) -> Deployment:
@@ -37,9 +35,10 @@ def create(root: Path, config: DeploymentConfig) -> Deployment:
         config: What everybody has to agree on.
 
     Raises:
-        OutputError: If there is something in the folder.
+        OutputError: If there is something in the folder, or nginx or systemd cannot read its path.
     """
     deployment = Deployment(root)
+    require_plain_path(deployment.root)
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(root.iterdir()):
@@ -59,13 +58,12 @@ def create(root: Path, config: DeploymentConfig) -> Deployment:
 
 
 def state_folder() -> Path:
-    """A new name for a folder in memory, where this machine has one for files; else on the disk."""
-    name = f"fedmjp-{secrets.token_hex(8)}"
-    return (MEMORY if MEMORY.is_dir() else Path("/var/tmp")) / name  # noqa: S108 (made for its owner alone)
+    """Draw a name for the database's folder, which systemd or containers make in memory."""
+    return MEMORY / f"fedmjp-{secrets.token_hex(8)}"
 
 
 def own_bundle() -> str:
-    """SHA-256 of the app bundle that this installation of fedmjp sends to sites."""
+    """Compute the SHA-256 of the app bundle that this installation of fedmjp sends to sites."""
     folder = Path(tempfile.mkdtemp(prefix="fedmjp-"))
     try:
         return flower.bundle_hash(write_app(folder / "fedmjp"))
@@ -78,6 +76,8 @@ def _write_server(deployment: Deployment, config: DeploymentConfig) -> None:
         deployment.authority_key.parent,
         deployment.server,
         deployment.home,
+        deployment.logs,
+        deployment.empty,
         deployment.public_key("").parent,
     ):
         folder.mkdir(mode=0o700)

@@ -45,8 +45,13 @@ class DeploymentConfig(Config):
 
     @property
     def address(self) -> str:
-        """Where sites connect to, as HOST:PORT."""
+        """Return where sites connect to, as HOST:PORT."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def database(self) -> Path:
+        """Return the file of the SuperLink's database."""
+        return self.state / "superlink.db"
 
 
 class SiteConfig(Config):
@@ -69,7 +74,11 @@ class SiteFolder:
         self.home = self.root / "flower"  # of Flower's programs, made when the node starts
 
     def config(self) -> SiteConfig:
-        """What ``site.yaml`` says; ConfigError if it is none."""
+        """Read ``site.yaml``.
+
+        Raises:
+            ConfigError: If the folder is no site's.
+        """
         return SiteConfig.parse(_mapping(self.config_file))
 
 
@@ -84,33 +93,57 @@ class Deployment:
         self.authority = self.server / "ca.crt"
         self.certificate, self.key = self.server / "server.crt", self.server / "server.key"
         self.secret = self.server / "superexec.secret"
-        self.proxy, self.supervisor = self.server / "nginx.conf", self.server / "supervisord.conf"
+        self.nginx, self.logs = self.server / "nginx.conf", self.server / "logs"
         self.home = self.server / "flower"  # of Flower's programs: config.toml, app bundles
-        self.logs, self.empty = self.server / "logs", self.server / "empty"
+        self.empty = self.server / "empty"  # working directory: Python would import from another one
+        self.units, self.containers = self.root / "units", self.root / "containers"
 
     def config(self) -> DeploymentConfig:
-        """What ``deploy.yaml`` says; ConfigError if the folder is no deployment."""
+        """Read ``deploy.yaml``.
+
+        Raises:
+            ConfigError: If the folder is no deployment.
+        """
         if not self.config_file.is_file():
             raise ConfigError(f"{self.root} is no deployment: fedmjp deploy init {self.root} --sites a,b makes one")
         return DeploymentConfig.parse(_mapping(self.config_file))
 
     def site(self, name: str) -> SiteFolder:
-        """The folder that is carried to a site."""
+        """Return the folder that is carried to a site.
+
+        Args:
+            name: The site's name.
+        """
         return SiteFolder(self.root / "sites" / name)
 
     def public_key(self, name: str) -> Path:
-        """A site's public key, which stays when its folder was carried away."""
+        """Return the place of a site's public key, which stays when the site's folder was carried away.
+
+        Args:
+            name: The site's name.
+        """
         return self.server / "keys" / f"{name}.pub"
 
 
 def as_yaml(values: Mapping[str, object], comment: str = "") -> str:
-    """A mapping as YAML in its own order, below a comment."""
+    """Write a mapping as YAML in its own order, below a comment.
+
+    Args:
+        values: What to write.
+        comment: Lines for the head of the file; empty writes none.
+    """
     head = "".join(f"# {line}\n" for line in comment.splitlines())
     return head + yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
 
 
 def write_private(path: Path, content: str | bytes, mode: int = 0o600) -> None:
-    """Write a file that its owner alone can read; at no time anybody else can."""
+    """Write a file that its owner alone can read, at every moment of the writing.
+
+    Args:
+        path: The file, which is replaced.
+        content: What it holds afterwards.
+        mode: Its permissions in the end.
+    """
     with replacing(path) as partial:
         partial.touch(mode=0o600)
         partial.write_bytes(content if isinstance(content, bytes) else content.encode())

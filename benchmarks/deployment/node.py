@@ -55,24 +55,28 @@ def run_node(site: SiteFolder, data: str | None = None) -> None:
 
 
 def leave_first(site: SiteFolder) -> None:
-    """Tell the server that what ran here before is gone, and learn whether it knows the site.
+    """Tell the server that the node's last process is gone, and learn whether it knows the site.
 
-    A SuperNode that was killed is online for the server for up to a minute. Until then it may not come again, and if it
-    did, the server would wait for the reply that died with it. A server that cannot be reached is waited for later.
+    A SuperNode that was killed is online for the server for up to a minute. Until then it may not come again, and if
+    it did, the server would wait for the reply that died with it. A server that cannot be reached is waited for
+    later.
+
+    Args:
+        site: The folder that was carried here.
 
     Raises:
         FederationError: If the server refuses the site's key, or is not that of this deployment.
     """
-    address, kept = site.config().server, site.home / "node-id"
+    address, identifier_file = site.config().server, site.home / "node-id"
     key = site_key(site)
     with flower.fleet_client(address, site.authority, key) as client:
         try:
             try:
-                identifier, left = flower.activate(client, key), False
+                identifier, was_online = flower.activate(client, key), False
             except httpx.HTTPStatusError as error:
-                if error.response.status_code in flower.UNAVAILABLE or not kept.exists():
+                if error.response.status_code in flower.UNAVAILABLE or not identifier_file.exists():
                     raise
-                identifier, left = int(kept.read_text()), True  # the server thinks that it is online
+                identifier, was_online = int(identifier_file.read_text()), True  # the server thinks that it is online
             flower.deactivate(client, identifier)
         except httpx.TransportError as error:
             if "certificate" in str(error).lower():
@@ -82,19 +86,26 @@ def leave_first(site: SiteFolder) -> None:
             if error.response.status_code in flower.UNAVAILABLE:
                 return
             raise FederationError(_refusal(error)) from None
-    write_private(kept, str(identifier))
-    if left:
+    write_private(identifier_file, str(identifier))
+    if was_online:
         time.sleep(GONE_SECONDS)
 
 
 def _refusal(error: httpx.HTTPStatusError) -> str:
     if error.response.status_code == httpx.codes.UNAUTHORIZED:
         return f"the server does not accept this site's signature: {CLOCKS}"
-    return f"the server refuses this site's key: {flower.reason_of(error)}"
+    return f"the server refuses this site's key: {flower.refusal_text(error)}"
 
 
 def site_key(site: SiteFolder) -> ec.EllipticCurvePrivateKey:
-    """A site's private key; ConfigError if there is none."""
+    """Read a site's private key.
+
+    Args:
+        site: The folder that was carried here.
+
+    Raises:
+        ConfigError: If there is no elliptic-curve key in it.
+    """
     try:
         key = load_ssh_private_key(site.key.read_bytes(), None)
     except (OSError, ValueError) as error:

@@ -9,16 +9,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from fedmjp.benchmarks.deployment import flower, supervision
+from fedmjp.benchmarks.deployment import flower
+from fedmjp.benchmarks.deployment.access import connect, read_public_key, require_idle
 from fedmjp.benchmarks.deployment.layout import Deployment
-from fedmjp.benchmarks.deployment.starting import connect, control, read_public_key
 from fedmjp.benchmarks.federation.bundle import as_toml, write_app
 from fedmjp.benchmarks.federation.connection import Connection
 from fedmjp.benchmarks.federation.simulation import failed_of, follow
-from fedmjp.benchmarks.federation.training import draw_history, play_again, rounds_done, training_of, watch
+from fedmjp.benchmarks.federation.training import draw_history, play_again, rounds_done, watch
 from fedmjp.clients.gate.policy import Policy
-from fedmjp.errors import ConfigError, FederationError
-from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.errors import ConfigError
+from fedmjp.scenario import TrainingScenario, make_run_config
 from fedmjp.server.roster import key_of
 from fedmjp.training.run_folder import TrainingFolder
 
@@ -27,7 +27,7 @@ PATIENCE_SECONDS = 120.0  # for a SuperLink that is started again
 
 
 def train_at_sites(
-    scenario: Scenario,
+    scenario: TrainingScenario,
     folder: TrainingFolder,
     deployment: Deployment,
     class_names: Sequence[str],
@@ -55,7 +55,7 @@ def train_at_sites(
     """
     require_idle(deployment)
     connection = connect(deployment)
-    run_config = run_config_of(
+    run_config = make_run_config(
         [scenario],
         output_folder=str(folder.root.resolve()),
         class_names=json.dumps(list(class_names)),
@@ -77,7 +77,11 @@ def train_at_sites(
 
 
 def node_keys(deployment: Deployment) -> tuple[str, ...]:
-    """The keys by which the server knows the sites, whatever number a node claims."""
+    """List the keys by which the server knows the sites, whatever number a node claims.
+
+    Args:
+        deployment: Whose folder lies on this machine.
+    """
     paths = (deployment.public_key(site) for site in deployment.config().sites)
     return tuple(key_of(flower.public_bytes(read_public_key(path))) for path in paths)
 
@@ -85,7 +89,11 @@ def node_keys(deployment: Deployment) -> tuple[str, ...]:
 def _play(
     deployment: Deployment, connection: Connection, app: Path, run_config: Path, on_line: Callable[[str], None]
 ) -> None:
-    """Play the rounds that are left; FederationError if that fails, QuorumError for want of updates."""
+    """Play the remaining rounds in one run of Flower.
+
+    Raises:
+        FederationError: If the run fails; QuorumError for want of updates.
+    """
     run = connection.submit(app, run_config)
     try:
         failure = follow(connection, run, on_line, patience=PATIENCE_SECONDS)
@@ -99,22 +107,32 @@ def _play(
 
 
 def class_list(text: str) -> list[str]:
-    """Names of classes that stand behind each other, such as benign,malignant; ConfigError if these are no two."""
+    """Split names of classes at their commas, such as ``benign,malignant``.
+
+    Args:
+        text: The names, in the order of the labels.
+
+    Raises:
+        ConfigError: If there are fewer than two, or one is empty or repeated.
+    """
     names = [name.strip() for name in text.split(",")]
     if len(names) < len({*names}) or len({*names} - {""}) < max(2, len(names)):
         raise ConfigError(f"--classes {text}: expected two or more names, each once, such as benign,malignant")
     return names
 
 
-def at_sites(scenario: Scenario, sites: int, classes: Sequence[str] | None = None) -> Scenario:
-    """The scenario as a deployment plays it; ConfigError if it has something that only a simulation has.
+def at_sites(scenario: TrainingScenario, sites: int, classes: Sequence[str] | None = None) -> TrainingScenario:
+    """Adapt a scenario to a deployment: every site is a client, and the server is patient.
 
     Args:
-        scenario: As it was asked for.
-        sites: Of the deployment.
-        classes: Names that were given where sites evaluate; None where the server has public pictures.
+        scenario: As the user gave it.
+        sites: Number of sites of the deployment.
+        classes: Names of the classes where sites evaluate; None where the server has public pictures.
+
+    Raises:
+        ConfigError: If the scenario has something that only a simulation has.
     """
-    training = training_of(scenario)
+    training = scenario.training
     if (training.validation == "sites") != (classes is not None):
         raise ConfigError("validation=sites: say which classes there are, such as --classes benign,malignant")
     if classes is not None and len(classes) != scenario.model.classes:
@@ -123,10 +141,10 @@ def at_sites(scenario: Scenario, sites: int, classes: Sequence[str] | None = Non
         raise ConfigError(f"clients = {scenario.clients}, but the deployment has {sites} sites: leave it out")
     planned = scenario.planned(1)
     if planned.defences != scenario.defences:
-        said = " ".join(f"--defence {defence.text}" for defence in planned.defences)
+        guarantees = " ".join(f"--defence {defence.text}" for defence in planned.defences)
         raise ConfigError(
             f"a guarantee is of the whole run, and the server does not know how many pictures sites have: "
-            f"say {said}, and steps_per_upload of the site with the most"
+            f"say {guarantees}, and steps_per_upload of the site with the most"
         )
     if training.records:
         raise ConfigError("records: a deployment records no uploads; `fedmjp simulate --uploads` does")
@@ -138,19 +156,18 @@ def at_sites(scenario: Scenario, sites: int, classes: Sequence[str] | None = Non
     return scenario.model_copy(update={"training": patient})
 
 
-def require_idle(deployment: Deployment) -> None:
-    """FederationError unless the deployment runs and nothing is in progress on it."""
-    deployment.config()
-    if supervision.states(deployment).get(supervision.SUPERLINK) != "RUNNING":
-        raise FederationError(f"the deployment is not up: fedmjp deploy up {deployment.root}")
-    with control(deployment) as client:
-        if runs := flower.unfinished_runs(client):
-            raise FederationError(f"run {runs[0]} is in progress; wait for it, or stop it by fedmjp deploy down")
+def require_welcome(deployment: Deployment, bundle: str, scenario: TrainingScenario) -> None:
+    """Check the policies that lie here against the app and its updates.
 
+    Args:
+        deployment: Whose folder lies on this machine.
+        bundle: SHA-256 of the app.
+        scenario: What will be trained.
 
-def require_welcome(deployment: Deployment, bundle: str, scenario: Scenario) -> None:
-    """ConfigError if the policy of a site, as it lies here, refuses the app or what it will send."""
-    kind = "gradient" if training_of(scenario).update == "gradient" else "change"
+    Raises:
+        ConfigError: If the policy of a site refuses the app or what it will send.
+    """
+    kind = "gradient" if scenario.training.update == "gradient" else "change"
     for name in deployment.config().sites:
         path = deployment.site(name).policy
         if not path.exists():
@@ -163,8 +180,12 @@ def require_welcome(deployment: Deployment, bundle: str, scenario: Scenario) -> 
 
 
 def empty_database(deployment: Deployment) -> None:
-    """Have nothing of former messages in the files of the SuperLink's database: neither its pages nor its log."""
-    path = supervision.database_of(deployment.config())
+    """Wipe former messages from the pages and the log of the SuperLink's database.
+
+    Args:
+        deployment: Whose folder lies on this machine.
+    """
+    path = deployment.config().database
     if not path.exists():
         return
     with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as database:

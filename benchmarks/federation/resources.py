@@ -8,11 +8,10 @@ import torch
 
 from fedmjp import provenance
 from fedmjp.benchmarks.federation.simulation import Resources
-from fedmjp.benchmarks.federation.training import training_of
 from fedmjp.data.loading import Batch
 from fedmjp.errors import ConfigError
 from fedmjp.models.build import build
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import TrainingScenario
 from fedmjp.training.loop import Schedule, Trainer
 
 SHARE_DIGITS = 10_000  # Ray counts a GPU's shares with four decimals
@@ -20,7 +19,7 @@ USABLE = 0.95  # of a GPU's memory: what lies between its pieces is lost
 STEPS = 2  # the optimiser has its memory from the second one on
 
 
-def resources_for(scenario: Scenario, *, gpus_per_client: float | None) -> Resources:
+def resources_for(scenario: TrainingScenario, *, gpus_per_client: float | None) -> Resources:
     """As many clients at a time as there are cores, each with an equal share of them; on GPUs, as many as fit.
 
     Raises:
@@ -44,11 +43,11 @@ def resources_for(scenario: Scenario, *, gpus_per_client: float | None) -> Resou
     return Resources(scenario.clients, processes, cores // processes, share)
 
 
-def clients_per_gpu(taken: int, memory: int, scenario: Scenario) -> int:
+def clients_per_gpu(taken: int, memory: int, scenario: TrainingScenario) -> int:
     """How many clients that take so many bytes fit into a GPU's; ConfigError if none does."""
     fitting = int(USABLE * memory / taken)
     if not fitting:
-        recipe = training_of(scenario).recipe
+        recipe = scenario.training.recipe
         raise ConfigError(
             f"a step of {recipe.at_once or recipe.batch_size} pictures takes {taken / 1e9:.1f} GB of a GPU's "
             f"{memory / 1e9:.1f}: set recipe.at_once to fewer, or recipe.batch_size"
@@ -56,7 +55,7 @@ def clients_per_gpu(taken: int, memory: int, scenario: Scenario) -> int:
     return fitting
 
 
-def measured_step(scenario: Scenario) -> tuple[int, int]:
+def measured_step(scenario: TrainingScenario) -> tuple[int, int]:
     """Bytes that a GPU has less after a client's first steps, and its bytes in all.
 
     The steps are taken in a process of its own, which gives everything back; what others have taken counts as the
@@ -81,7 +80,7 @@ def measured_step(scenario: Scenario) -> tuple[int, int]:
     return taken, memory
 
 
-def _measure(scenario: Scenario, answer: Connection) -> None:
+def _measure(scenario: TrainingScenario, answer: Connection) -> None:
     try:
         take_steps(scenario)
         free, memory = torch.cuda.mem_get_info()
@@ -91,9 +90,9 @@ def _measure(scenario: Scenario, answer: Connection) -> None:
         answer.send((memory + 1, memory))
 
 
-def take_steps(scenario: Scenario) -> None:
+def take_steps(scenario: TrainingScenario) -> None:
     """Train on noise as a client does in its last epoch, in which all is done that its recipe and defences ask for."""
-    scenario, training = scenario.planned(STEPS), training_of(scenario)
+    scenario, training = scenario.planned(STEPS), scenario.training
     recipe, network = training.recipe, scenario.network.model_copy(update={"weights": None})
     model = build(network, drop_path=recipe.drop_path).to(torch.device(scenario.device))
     images = torch.rand(recipe.batch_size, 3, network.image_size, network.image_size)

@@ -9,15 +9,15 @@ from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.benchmarks.folder.output import write_json
 from fedmjp.data.loading import steps_per_epoch
 from fedmjp.learning import Training
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import Scenario, TrainingScenario
 from fedmjp.training.loop import localisation_weight
 from fedmjp.training.run_folder import published
-from fedmjp.wire import of_round
+from fedmjp.wire import round_folder
 
 ROUND_OF_TRAINING = "round of a federated training run"
 
 
-def describe_records(scenario: Scenario, records: Path, shares: Sequence[int]) -> list[RunFolder]:
+def describe_records(scenario: TrainingScenario, records: Path, shares: Sequence[int]) -> list[RunFolder]:
     """Write the manifest of every round that was recorded.
 
     Args:
@@ -26,9 +26,7 @@ def describe_records(scenario: Scenario, records: Path, shares: Sequence[int]) -
         shares: Number of pictures of each client.
     """
     training = scenario.training
-    if training is None:
-        return []
-    folders = {number: RunFolder(of_round(records, number)) for number in sorted(training.records)}
+    folders = {number: RunFolder(round_folder(records, number)) for number in sorted(training.records)}
     folders = {number: folder for number, folder in folders.items() if folder.root.exists()}
     for server_round, folder in folders.items():
         localised = _localisation_weights(scenario, training, server_round, shares)
@@ -38,7 +36,7 @@ def describe_records(scenario: Scenario, records: Path, shares: Sequence[int]) -
 
 
 def _localisation_weights(
-    scenario: Scenario, training: Training, server_round: int, shares: Sequence[int]
+    scenario: TrainingScenario, training: Training, server_round: int, shares: Sequence[int]
 ) -> dict[str, float]:
     """Of the localisation loss in each client's gradient, where the server can compute what it adds.
 
@@ -58,7 +56,7 @@ def _localisation_weights(
     return weights
 
 
-def _manifest(scenario: Scenario, training: Training, folder: RunFolder) -> dict[str, Any]:
+def _manifest(scenario: TrainingScenario, training: Training, folder: RunFolder) -> dict[str, Any]:
     recorded = recorded_as(scenario, training, uploads=folder.count())
     pictures: dict[str, str] = {}
     for paths in folder.index(recorded).values():
@@ -70,7 +68,7 @@ def _manifest(scenario: Scenario, training: Training, folder: RunFolder) -> dict
     return about | ({} if training.update == "gradient" else {"recipe": training.recipe.model_dump(mode="json")})
 
 
-def recorded_as(scenario: Scenario, training: Training, *, uploads: int) -> Scenario:
+def recorded_as(scenario: TrainingScenario, training: Training, *, uploads: int) -> Scenario:
     """A round of a training run as a scenario in which every client uploads one batch."""
     shared = ("model", "defences", "data", "labels_known", "seed", "device")
     size, gradients = training.recipe.batch_size, training.update == "gradient"
@@ -79,11 +77,8 @@ def recorded_as(scenario: Scenario, training: Training, *, uploads: int) -> Scen
             **{name: getattr(scenario, name) for name in shared},
             "clients": max(uploads, 1) * scenario.pipeline.clients,
             "pictures_per_client": size,
-            "batch_size": size,
-            "update": training.update,
-            "label_smoothing": training.recipe.label_smoothing,
-            "arithmetic": training.recipe.precision,
-            "crop_scale": training.recipe.smallest_crop,
+            **training.step.model_dump(),
+            "mixup": 0.0,  # not described: whose upload is mixed is not attacked
             "server_learning_rate": scenario.server_rate if gradients else 0.0,
         }
     )

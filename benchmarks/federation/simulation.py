@@ -16,7 +16,7 @@ from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp.errors import KILLED, OUT_OF_MEMORY, ConfigError, FederationError, QuorumError, RecordError, out_of_memory
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload, load_fields, record_name
-from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.scenario import Scenario, make_run_config
 from fedmjp.server.uploads import UploadFolder
 from fedmjp.wire import FAILED, PLAYED
 
@@ -138,7 +138,7 @@ def simulate(
         alike.setdefault((scenario.clients, scenario.device), []).append(scenario)
     jobs = []
     for (clients, device), played in alike.items():
-        run = run_config_of(
+        run = make_run_config(
             played,
             uploads_folder=str(folder.uploads.resolve()),
             evaluator_folder=str(folder.evaluator.resolve()),

@@ -11,9 +11,8 @@ from fedmjp.benchmarks.federation.simulation import Resources, run_app
 from fedmjp.data.loading import steps_per_epoch
 from fedmjp.data.partitions import Partition, partition
 from fedmjp.errors import ConfigError, FederationError, QuorumError
-from fedmjp.learning import Training
 from fedmjp.running import KEPT
-from fedmjp.scenario import Scenario, run_config_of
+from fedmjp.scenario import TrainingScenario, make_run_config
 from fedmjp.training.central import Pictures, open_pictures
 from fedmjp.training.curves import draw
 from fedmjp.training.history import History
@@ -29,7 +28,7 @@ TRIES = 3  # of a round in which too few clients answer
 
 
 def train_federated(
-    scenario: Scenario,
+    scenario: TrainingScenario,
     dealt: Partition,
     folder: TrainingFolder,
     resources: Resources,
@@ -52,9 +51,9 @@ def train_federated(
         CheckpointError: If the folder's state is of another configuration.
         FederationError: If the run failed; QuorumError after the third time in which too few clients answered.
     """
-    training, shares = training_of(scenario), tuple(map(len, dealt.shares))
+    training, shares = scenario.training, tuple(map(len, dealt.shares))
     records = str(folder.records.resolve()) if training.records else ""
-    run = run_config_of(
+    run = make_run_config(
         [scenario],
         output_folder=str(folder.root.resolve()),
         partition_file=str(folder.partition.resolve()),
@@ -113,53 +112,46 @@ def watch(
     return on_line
 
 
-def draw_history(scenario: Scenario, folder: TrainingFolder) -> None:
+def draw_history(scenario: TrainingScenario, folder: TrainingFolder) -> None:
     """Draw the curves of a training run."""
-    draw(folder.history, folder.figure, title=f"{scenario.label}, {training_of(scenario).strategy}")
+    draw(folder.history, folder.figure, title=f"{scenario.label}, {scenario.training.strategy}")
 
 
-def training_of(scenario: Scenario) -> Training:
-    """The training of a scenario; ConfigError if it has none."""
-    if scenario.training is None:
-        raise ConfigError(f"{scenario.label} is a scenario of single batches: set training")
-    return scenario.training
-
-
-def rounds_done(scenario: Scenario, folder: TrainingFolder) -> int:
+def rounds_done(scenario: TrainingScenario, folder: TrainingFolder) -> int:
     """How many rounds the folder's last checkpoint had done; CheckpointError if it is of another configuration."""
     state = load_state(folder.state, config=scenario.digest_of_run())
     return 0 if state is None else int(state["round"])
 
 
-def deal(scenario: Scenario, kept: Path | None = None) -> tuple[Pictures, Partition]:
+def deal(scenario: TrainingScenario, kept: Path | None = None) -> tuple[Pictures, Partition]:
     """The pictures of a run, and which client has which; in a run that goes on as the kept file says.
 
     Raises:
         DataError: If there are no pictures, they cannot be dealt as asked, or are not those that were dealt.
     """
     pictures = open_pictures(scenario.data, scenario.model.classes)
-    labels, config = pictures.train.labels, training_of(scenario).partition
+    labels, config = pictures.train.labels, scenario.training.partition
     if kept is not None:
         return pictures, Partition.load(kept, labels, config, clients=scenario.clients, seed=scenario.seed)
     return pictures, partition(labels, config, clients=scenario.clients, seed=scenario.seed)
 
 
-def plan_for(scenario: Scenario, dealt: Partition) -> Scenario:
+def plan_for(scenario: TrainingScenario, dealt: Partition) -> TrainingScenario:
     """The same with what follows for its defences from the pictures that clients have."""
-    return scenario.planned(steps_per_epoch(max(map(len, dealt.shares)), training_of(scenario).recipe))
+    return scenario.planned(steps_per_epoch(max(map(len, dealt.shares)), scenario.training.recipe))
 
 
-def require_public(scenario: Scenario) -> None:
+def require_public(scenario: TrainingScenario) -> None:
     """ConfigError if Top-1 is to be measured by sites, which a simulation has not."""
-    if training_of(scenario).validation == "sites":
+    if scenario.training.validation == "sites":
         raise ConfigError(
             "validation=sites: clients of a simulation have no pictures of their own, sites of `fedmjp deploy run` have"
         )
 
 
-def check_recordable(scenario: Scenario, dealt: Partition) -> None:
+def check_recordable(scenario: TrainingScenario, dealt: Partition) -> None:
     """ConfigError, with all that is to be changed, if uploads cannot be recorded: before anything is trained."""
-    training = training_of(scenario)
+    training = scenario.training
     if not training.records or training.update != "gradient":
         return
     recipe = training.recipe

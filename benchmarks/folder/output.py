@@ -16,8 +16,6 @@ from fedmjp.errors import OutputError
 from fedmjp.files import replacing
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fedmjp.benchmarks.federation.simulation import RunFolder
 
 MARK = ".fedmjp"
@@ -32,36 +30,43 @@ class OutputFolder:
 
     @property
     def database(self) -> Path:
-        """The trials."""
+        """Return the file of trials."""
         return self.root / "trials.sqlite"
 
     def store(self, database: str = "") -> Store:
-        """Open the trials: those of a database, by its URL, or the folder's own file."""
+        """Open the trials.
+
+        Args:
+            database: URL; the folder's own file if empty.
+        """
         return Store.open(database) if database else Store.at(self.database)
 
     @property
     def pictures(self) -> Path:
-        """The folder of originals and reconstructions."""
+        """Return the folder of originals and reconstructions."""
         return self.root / "pictures"
 
     @property
     def run(self) -> RunFolder:
-        """Records of the federated run; removed when no trial needs them any more."""
+        """Return the records of the federated run, which go when no trial needs them any more."""
         from fedmjp.benchmarks.federation.simulation import RunFolder  # noqa: PLC0415 (it brings torch)
 
         return RunFolder(self.root / "run")
 
-    def save(self, images: Mapping[str, Tensor]) -> None:
-        """Write pictures, as a ``PictureKeeper`` does.
+    def save(self, pictures: Mapping[str, bytes]) -> None:
+        """Write PNG files into the folder of pictures.
+
+        Args:
+            pictures: Content by the name of each file.
 
         Raises:
             OutputError: If they cannot be written.
         """
-        for name, image in images.items():
-            save_png(image, self.pictures / name)
+        for name, content in pictures.items():
+            save_png(content, self.pictures / name)
 
     def in_use(self) -> bool:
-        """Whether a run is writing to it."""
+        """Tell whether a run is writing to the folder."""
         try:
             with (self.root / MARK).open() as mark:
                 fcntl.flock(mark, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -72,7 +77,10 @@ class OutputFolder:
         return False
 
     def prepare(self, *, fresh: bool) -> None:
-        """Make the folder ours, or empty it of what a former run of ours left.
+        """Make the folder ours.
+
+        Args:
+            fresh: Whether to empty it of what a former run of ours left.
 
         Raises:
             OutputError: If it cannot be written, or holds what is not ours.
@@ -90,6 +98,9 @@ def claim_folder(folder: Path) -> None:
     """Make a folder and mark it as ours: what is in it may be replaced.
 
     The mark stays locked until this process ends, so that two runs never share a folder.
+
+    Args:
+        folder: Made if it is not there.
 
     Raises:
         OutputError: If it cannot be written, holds files and no mark, or another run is using it.
@@ -115,16 +126,30 @@ def claim_folder(folder: Path) -> None:
 
 
 def write_text(path: Path, content: str) -> None:
-    """Write a text file, whole or not at all."""
+    """Write a text file, whole or not at all.
+
+    Args:
+        path: The file.
+        content: Its text.
+    """
     with replacing(path) as partial:
         partial.write_text(content, encoding="utf-8")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write indented JSON, whole or not at all."""
+    """Write indented JSON, whole or not at all.
+
+    Args:
+        path: The file.
+        content: Its values.
+    """
     write_text(path, as_json(content))
 
 
 def as_json(content: Mapping[str, Any]) -> str:
-    """The text of a JSON file, indented."""
+    """Write values as the text of a JSON file, indented.
+
+    Args:
+        content: The values.
+    """
     return json.dumps(content, indent=2) + "\n"

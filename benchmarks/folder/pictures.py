@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -21,26 +20,21 @@ from fedmjp.settings import Picture
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedmjp.benchmarks.plan.experiment import PlannedTrial
 
+def save_png(content: bytes, path: Path) -> None:
+    """Write the content of a PNG file, whole or not at all.
 
-class PictureKeeper(Protocol):
-    """Where a run's pictures go: a folder or a database."""
-
-    def save(self, images: Mapping[str, Tensor]) -> None:
-        """Keep (3, height, width) images in [0, 1] by the names of their files, each whole or not at all."""
-
-
-def save_png(image: Tensor, path: Path) -> None:
-    """Write a (3, height, width) image in [0, 1] as 8-bit PNG, whole or not at all.
+    Args:
+        content: Of the file.
+        path: Its name; folders are made.
 
     Raises:
         OutputError: If it cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as partial:  # several processes write the same original
-            _eight_bits(image).save(partial, format="PNG")
+        with replacing(path) as partial:
+            partial.write_bytes(content)
     except OSError as error:
         raise OutputError(
             f"{path} cannot be written: {error.strerror or error}; finished trials are kept, make room and run again"
@@ -48,24 +42,33 @@ def save_png(image: Tensor, path: Path) -> None:
 
 
 def png_of(image: Tensor) -> bytes:
-    """The content of the file that ``save_png`` writes."""
+    """Encode an image as 8-bit PNG.
+
+    Args:
+        image: (3, height, width) in [0, 1].
+    """
     content = BytesIO()
-    _eight_bits(image).save(content, format="PNG")
+    pixels = (image * 255).round().byte().permute(1, 2, 0).cpu().numpy()
+    Image.fromarray(pixels).save(content, format="PNG")
     return content.getvalue()
 
 
-def _eight_bits(image: Tensor) -> Image.Image:
-    return Image.fromarray((image * 255).round().byte().permute(1, 2, 0).cpu().numpy())
-
-
 def load_png(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """Read a PNG as (height, width, 3) uint8."""
+    """Read a PNG as (height, width, 3) uint8.
+
+    Args:
+        path: The file.
+    """
     with Image.open(path) as image:
         return np.asarray(image.convert("RGB"))
 
 
 def folder_of(cell: Cell) -> str:
-    """Where the reconstructions of a cell lie; settings b and c share uploads, so they share it."""
+    """Name the folder of a cell's reconstructions; settings b and c share uploads, so they share it.
+
+    Args:
+        cell: Of a plan.
+    """
     # Options of attacks and defences hold anything, hence the digest.
     configured = [cell.attack, *(config.text for config in cell.defences)]
     digest = hashlib.sha256(json.dumps(configured).encode()).hexdigest()[:8]
@@ -74,11 +77,11 @@ def folder_of(cell: Cell) -> str:
 
 
 def files_in(folder: str, stem: str) -> dict[str, str]:
-    """Where the ``clean`` and ``shuffled`` picture of a trial and its ``reconstruction`` lie in the picture folder."""
+    """Name the files of a trial: its ``clean`` and ``shuffled`` picture and its ``reconstruction``.
+
+    Args:
+        folder: As ``folder_of`` names it.
+        stem: Of the trial.
+    """
     private = {str(version): f"{stem}-{version}.png" for version in Picture}
     return {**private, "reconstruction": f"{folder}/{stem}.png"}
-
-
-def files_of(trial: PlannedTrial) -> dict[str, str]:
-    """The files of a planned trial."""
-    return files_in(folder_of(trial.cell), trial.stem)

@@ -56,7 +56,6 @@ START_OVER = "to start over, run the command that made it again with --fresh"
 DAMAGED = f"the file is damaged: put a copy in its place; {START_OVER}"
 # A second process waits for the first instead of making the tables too.
 LOCK_SCHEMA = {"sqlite": "BEGIN IMMEDIATE", "postgresql": "SELECT pg_advisory_xact_lock(7120230618)"}
-COLOUR = "colour"  # among the scores: PSNR of the clean picture's mean colour, whatever was attacked
 # What the driver ignores when a connection is lost it would print beside our error.
 logging.getLogger(DRIVER).addHandler(logging.NullHandler())
 INSERT: dict[str, type[sqlite.Insert | postgresql.Insert]] = {"sqlite": sqlite.Insert, "postgresql": postgresql.Insert}
@@ -69,11 +68,11 @@ class Json(TypeDecorator[dict[str, Any]]):
     cache_ok = True
 
     def process_bind_param(self, value: dict[str, Any] | None, _dialect: object) -> str:
-        """To the database."""
+        """Write a mapping as text."""
         return json.dumps(value)
 
     def process_result_value(self, value: str | None, _dialect: object) -> Any:
-        """From the database."""
+        """Read a mapping from text."""
         return json.loads(value or "null")
 
 
@@ -158,13 +157,16 @@ class RecordedTrials(Protocol):
     """Trials that can be read: those of a database, or of a published study."""
 
     def frame(self, keys: Collection[str] | None = None) -> "pd.DataFrame":
-        """The trials behind ``keys``, or all, as one row each with the columns of ``Trial``, in the order of keys.
+        """Return trials as one row each with the columns of ``Trial``, in the order of their keys.
 
         ``scores`` and ``diagnostics`` are dictionaries; ``environment_sha256`` is a key of ``environments()``.
+
+        Args:
+            keys: Of the trials; all if None.
         """
 
     def environments(self) -> dict[str, dict[str, Any]]:
-        """Versions, revision and hardware by digest."""
+        """Return versions, revision and hardware by digest."""
 
 
 class Store:
@@ -182,12 +184,20 @@ class Store:
 
     @classmethod
     def at(cls, path: Path) -> Self:
-        """Open a SQLite file, or make it; its folder must exist."""
+        """Open a SQLite file, or make it; its folder must exist.
+
+        Args:
+            path: Of the file.
+        """
         return cls(URL.create("sqlite", database=str(path)))
 
     @classmethod
     def open(cls, url: str) -> Self:
-        """Open ``sqlite:///FILE`` or ``postgresql://USER:PASSWORD@HOST:PORT/DATABASE``."""
+        """Open ``sqlite:///FILE`` or ``postgresql://USER:PASSWORD@HOST:PORT/DATABASE``.
+
+        Args:
+            url: Of the database.
+        """
         try:
             parsed = make_url(url)
         except (ArgumentError, ValueError):
@@ -206,6 +216,9 @@ class Store:
         """Write trials in one transaction: all of them or, if the process dies, none.
 
         A finished trial is never overwritten; a failed one is replaced by a later attempt.
+
+        Args:
+            trials: In any order.
         """
         # In one order, so that two writers of the same rows wait for each other but never in a circle.
         ordered = sorted(trials, key=lambda trial: trial.key)
@@ -231,31 +244,43 @@ class Store:
             )
 
     def finished(self, keys: Collection[str]) -> set[str]:
-        """Those of ``keys`` whose trial is done: it ended well, or the attack gave up, as it would again."""
+        """Pick the keys whose trial is done: it ended well, or the attack gave up, as it would again.
+
+        Args:
+            keys: Of trials.
+        """
         with self.transaction() as connection:
             rows = _rows(connection, ("key", "status", "error"), keys)
             return {row.key for row in rows if row.status == "ok" or (row.error or "").startswith(GAVE_UP)}
 
     def counts(self) -> dict[str, int]:
-        """Number of trials in the whole database, by status."""
+        """Count the trials in the whole database by status."""
         status = _TRIALS.c.status
         with self.transaction() as connection:
             return {row[0]: row[1] for row in connection.execute(select(status, func.count()).group_by(status))}
 
     def trials(self, keys: Collection[str]) -> Sequence[Trial]:
-        """The trials behind ``keys``, done or failed, in a fixed order."""
+        """Return trials, done or failed, in a fixed order.
+
+        Args:
+            keys: Of the trials.
+        """
         environments = self.environments()
         with self.transaction() as connection:
             rows = [dict(row._mapping) for row in _rows(connection, _TRIALS.c.keys(), keys)]
             return [Trial(environment=environments[row.pop("environment_sha256")], **row) for row in rows]
 
     def frame(self, keys: Collection[str] | None = None) -> "pd.DataFrame":
-        """As ``RecordedTrials`` has it."""
+        """Return trials as ``RecordedTrials`` has them.
+
+        Args:
+            keys: Of the trials; all if None.
+        """
         with self.transaction() as connection:
             return frame_of([tuple(row) for row in _rows(connection, _TRIALS.c.keys(), keys)])
 
     def environments(self) -> dict[str, dict[str, Any]]:
-        """As ``RecordedTrials`` has it."""
+        """Return environments as ``RecordedTrials`` has them."""
         with self.transaction() as connection:
             return {row.sha256: row.content for row in connection.execute(select(_ENVIRONMENTS))}
 
@@ -265,6 +290,9 @@ class Store:
 
     def make_tables(self, tables: MetaData) -> None:
         """Make tables beside the trials, unless they are there.
+
+        Args:
+            tables: What must be there.
 
         Raises:
             OutputError: If they cannot be made, or are of another version of fedmjp.
@@ -280,12 +308,12 @@ class Store:
 
     @property
     def dialect(self) -> str:
-        """Which kind of database it is: sqlite or postgresql."""
+        """Return the kind of database: sqlite or postgresql."""
         return self._engine.dialect.name
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """All of what is done with the connection, or nothing; StoreError where the database fails it."""
+        """Do all of what is done with the connection, or nothing; StoreError where the database fails it."""
         try:
             with self._engine.begin() as connection:
                 yield connection
@@ -299,7 +327,7 @@ class Store:
         return StoreError(f"The trials database {self.name} failed: {_reason(error)}; {remedy}")
 
     def _shows_damage(self, error: Exception) -> bool:
-        """Whether the file itself is at fault, which trying again does not mend."""
+        """Tell whether the file itself is at fault, which trying again does not mend."""
         if isinstance(error, SQLAlchemyError):
             # SQLite's own word for damage has no kind of its own; nor has text that is none.
             return type(error) is DatabaseError or "Could not decode" in str(error)
@@ -335,7 +363,11 @@ def _prepare_postgresql(connection: Any, _record: object) -> None:
 
 
 def frame_of(rows: Sequence[tuple[Any, ...]]) -> "pd.DataFrame":
-    """A table of rows whose values stand in the order of ``TRIAL_COLUMNS``."""
+    """Make a table of rows.
+
+    Args:
+        rows: Their values stand in the order of ``TRIAL_COLUMNS``.
+    """
     import pandas as pd  # noqa: PLC0415 (a writer of trials does without)
 
     table = pd.DataFrame(rows, columns=TRIAL_COLUMNS)
@@ -359,7 +391,7 @@ def _make_tables(engine: Engine, name: str, tables: MetaData) -> None:
 
 
 def _rows(connection: Connection, columns: Iterable[str], keys: Collection[str] | None) -> Iterator[Row[Any]]:
-    """Rows in the order of their keys."""
+    """Read rows in the order of their keys."""
     statement = select(*(_TRIALS.c[column] for column in columns)).order_by(_TRIALS.c.key)
     if keys is None:
         yield from connection.execute(statement)
@@ -370,12 +402,12 @@ def _rows(connection: Connection, columns: Iterable[str], keys: Collection[str] 
 
 
 def _shown(url: URL) -> str:
-    """How messages name a database: without its password, which may stand in the query as well."""
+    """Name a database without its password, which may stand in the query as well."""
     if url.drivername == "sqlite":
         return str(url.database)
     return url.set(drivername="postgresql", query={}).render_as_string(hide_password=True)
 
 
 def _reason(error: Exception) -> str:
-    """The driver's words in one line, without the statement that PostgreSQL quotes."""
+    """Give the driver's words in one line, without the statement that PostgreSQL quotes."""
     return " ".join(re.split(r"\nLINE \d+:", str(getattr(error, "orig", None) or error))[0].split())

@@ -19,11 +19,13 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet
 
-from fedmjp.benchmarks.folder.ledger import CELLS, COLUMNS, Ledger
 from fedmjp.benchmarks.folder.output import OutputFolder, write_json
-from fedmjp.benchmarks.folder.store import COLOUR, TRIAL_COLUMNS, RecordedTrials, frame_of
+from fedmjp.benchmarks.folder.scores import holds_scores, read_scores
+from fedmjp.benchmarks.folder.store import TRIAL_COLUMNS, RecordedTrials, frame_of
+from fedmjp.benchmarks.plan.trial_plan import COLUMNS, TrialPlan, cells_as_json, cells_from_json
 from fedmjp.errors import OutputError
 from fedmjp.files import read_file, replacing, require_regular
+from fedmjp.metrics import COLOUR
 
 TRIALS = "trials.parquet"
 PLAN, ENVIRONMENTS = b"fedmjp.plan", b"fedmjp.environments"
@@ -47,36 +49,52 @@ class StudyTrials:
     made_in: Mapping[str, dict[str, Any]]
 
     def frame(self, keys: Collection[str] | None = None) -> pd.DataFrame:
-        """As ``RecordedTrials`` has it."""
+        """Return trials as ``RecordedTrials`` has them.
+
+        Args:
+            keys: Of the trials; all if None.
+        """
         return self.rows if keys is None else self.rows[self.rows["key"].isin(set(keys))].reset_index(drop=True)
 
     def environments(self) -> dict[str, dict[str, Any]]:
-        """As ``RecordedTrials`` has it."""
+        """Return environments as ``RecordedTrials`` has them."""
         return dict(self.made_in)
 
 
-def write_study(path: Path, ledger: Ledger, store: RecordedTrials) -> None:
-    """Write a plan and the trials that were run of it into a parquet file."""
-    frame = store.frame(ledger.trials["key"].tolist())
-    planned = ledger.trials[list(COLUMNS)]
+def write_study(path: Path, plan: TrialPlan, store: RecordedTrials) -> None:
+    """Write a plan and the trials that were run of it into a parquet file.
+
+    Args:
+        path: Of the file.
+        plan: Its cells and trials.
+        store: Their rows.
+    """
+    frame = store.frame(plan.trials["key"].tolist())
+    planned = plan.trials[list(COLUMNS)]
     rows = planned.merge(frame[["key", *ROWS, "scores", "diagnostics"]], on="key", how="inner", validate="one_to_one")
-    for name in (*ledger.about["metrics"], COLOUR):
+    for name in (*plan.about["metrics"], COLOUR):
         rows[name] = [scores.get(name) for scores in rows["scores"]]
     rows["key"] = _shortened(rows["key"])
     rows["diagnostics"] = [json.dumps(diagnostics) for diagnostics in rows["diagnostics"]]
-    about = {**ledger.about, "keep": "none"}  # pictures do not travel
-    said = {
-        PLAN: _packed({**about, "cells": CELLS.dump_python(ledger.cells, mode="json")}),
+    about = {**plan.about, "keep": "none"}  # pictures do not travel
+    metadata = {
+        PLAN: _packed({**about, "cells": cells_as_json(plan.cells)}),
         ENVIRONMENTS: _packed(store.environments()),
     }
-    write_rows(path, rows.drop(columns="scores"), said)
+    write_rows(path, rows.drop(columns="scores"), metadata)
 
 
 def write_rows(path: Path, rows: pd.DataFrame, metadata: Mapping[bytes, bytes] | None = None) -> str:
-    """Write a table, whole or not at all; the SHA-256 of the file."""
+    """Write a table, whole or not at all, and return the SHA-256 of the file.
+
+    Args:
+        path: Of the file.
+        rows: The table.
+        metadata: Of the file.
+    """
     table = pa.Table.from_pandas(rows, preserve_index=False)
     schema = table.schema
-    apart = [field.name for field in schema if pa.types.is_floating(field.type) or pa.types.is_timestamp(field.type)]
+    split = [field.name for field in schema if pa.types.is_floating(field.type) or pa.types.is_timestamp(field.type)]
     with (
         replacing(path) as partial,
         parquet.ParquetWriter(
@@ -85,7 +103,7 @@ def write_rows(path: Path, rows: pd.DataFrame, metadata: Mapping[bytes, bytes] |
             compression="zstd",
             compression_level=LEVEL,
             use_dictionary=False,  # zstd has its own, over whole pages
-            column_encoding=dict.fromkeys(apart, "BYTE_STREAM_SPLIT"),
+            column_encoding=dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
             store_schema=False,  # a second copy of the metadata
         ) as file,
     ):
@@ -95,13 +113,22 @@ def write_rows(path: Path, rows: pd.DataFrame, metadata: Mapping[bytes, bytes] |
 
 
 def keep_rows(folder: Path, rows: pd.DataFrame, about: Mapping[str, Any]) -> None:
-    """Keep the rows of a study that is no campaign, and its manifest."""
+    """Keep the rows of a study that is no campaign, and its manifest.
+
+    Args:
+        folder: Made if it is not there.
+        rows: The table.
+        about: The manifest.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "manifest.json", {**about, SHA256: write_rows(folder / TRIALS, rows)})
 
 
-def read_study(folder: Path) -> tuple[Ledger, StudyTrials]:
-    """The plan and the trials of a published study.
+def read_study(folder: Path) -> tuple[TrialPlan, StudyTrials]:
+    """Read the plan and the trials of a published study.
+
+    Args:
+        folder: With ``trials.parquet``.
 
     Raises:
         OutputError: If the folder holds none, or a damaged one.
@@ -109,15 +136,19 @@ def read_study(folder: Path) -> tuple[Ledger, StudyTrials]:
     path = folder / TRIALS
     with _damage_told(path):
         table = parquet.read_table(path)
-        ledger = _ledger(path, table)
-        return ledger, _trials(table, ledger.about["metrics"], _unpacked(table.schema.metadata[ENVIRONMENTS]))
+        plan = _plan(path, table)
+        return plan, _trials(table, plan.about["metrics"], _unpacked(table.schema.metadata[ENVIRONMENTS]))
 
 
-def read_plan(folder: Path) -> Ledger:
-    """The plan of a published study, in a fraction of the time; OutputError as of ``read_study``."""
+def read_plan(folder: Path) -> TrialPlan:
+    """Read the plan of a published study, in a fraction of the time; OutputError as of ``read_study``.
+
+    Args:
+        folder: With ``trials.parquet``.
+    """
     path = folder / TRIALS
     with _damage_told(path):
-        return _ledger(path, parquet.read_table(path, columns=list(COLUMNS)))
+        return _plan(path, parquet.read_table(path, columns=list(COLUMNS)))
 
 
 @contextmanager
@@ -128,13 +159,13 @@ def _damage_told(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise OutputError(f"{path.parent} holds neither trials.sqlite nor {TRIALS}") from None
     except (*DAMAGE, pa.ArrowException) as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise OutputError(
-            f"{path} is damaged, or no study of this version of fedmjp ({said}); put a whole copy in its place"
+            f"{path} is damaged, or no study of this version of fedmjp ({reason}); put a whole copy in its place"
         ) from None
 
 
-def _ledger(path: Path, table: pa.Table) -> Ledger:
+def _plan(path: Path, table: pa.Table) -> TrialPlan:
     metadata = table.schema.metadata or {}
     if PLAN not in metadata:
         raise OutputError(
@@ -142,27 +173,37 @@ def _ledger(path: Path, table: pa.Table) -> Ledger:
             "says what they show, and `fedmjp campaign verify` checks them"
         )
     about = _unpacked(metadata[PLAN])
-    cells = CELLS.validate_python(about.pop("cells"))
-    return Ledger({**about, SHA256: _sha256(path)}, cells, table.select(COLUMNS).to_pandas())
+    cells = cells_from_json(about.pop("cells"))
+    return TrialPlan(cells, table.select(COLUMNS).to_pandas(), {**about, SHA256: _sha256(path)})
 
 
-def open_results(output: OutputFolder, database: str = "") -> tuple[Ledger, RecordedTrials]:
-    """The plan and the trials of a folder, as a run left them or as they were published.
+def open_results(output: OutputFolder, database: str = "") -> tuple[TrialPlan, RecordedTrials]:
+    """Open the plan and the trials of a folder, as a run left them or as they were published.
+
+    Args:
+        output: The folder.
+        database: URL of the trials, if they are elsewhere.
 
     Raises:
         OutputError: If it holds none.
     """
     if database or output.database.exists():
-        return Ledger.load(output.root), output.store(database)
+        return TrialPlan.load(output.root), output.store(database)
     if holds_study(output.root):
         return read_study(output.root)
+    if holds_scores(output.root):
+        return read_scores(output.root)
     raise OutputError(
         f"{output.root} holds neither trials.sqlite nor {TRIALS}; if its trials are elsewhere, name --database"
     )
 
 
 def problems_of_rows(folder: Path) -> list[str]:
-    """Why the rows of a study that is no campaign cannot be those that its manifest speaks of."""
+    """Say why the rows of a study that is no campaign cannot be those of its manifest.
+
+    Args:
+        folder: Of the study.
+    """
     try:
         stated = json.loads(read_file(folder / "manifest.json", LARGEST)).get(SHA256)
         actual = _sha256(folder / TRIALS)
@@ -172,12 +213,20 @@ def problems_of_rows(folder: Path) -> list[str]:
 
 
 def holds_study(folder: Path) -> bool:
-    """Whether the folder is a published study rather than what a run left."""
+    """Tell whether the folder is a published study rather than what a run left.
+
+    Args:
+        folder: Any.
+    """
     return (folder / TRIALS).exists()
 
 
 def holds_plan(folder: Path) -> bool:
-    """Whether the study's trials are a campaign's, with their plan; OutputError if they cannot be read."""
+    """Tell whether the study's trials are a campaign's, with their plan.
+
+    Args:
+        folder: Of the study.
+    """
     path = folder / TRIALS
     try:
         require_regular(path)
@@ -189,13 +238,13 @@ def holds_plan(folder: Path) -> bool:
 
 
 def _shortened(keys: "pd.Series[str]") -> "pd.Series[str]":
-    """Keys cut to ``DIGITS``, or whole where that would join two trials."""
+    """Cut keys to ``DIGITS``, unless that would join two trials."""
     short = keys.str[:DIGITS]
     return short if short.is_unique else keys
 
 
-def _packed(said: Mapping[str, Any]) -> bytes:
-    return base64.b64encode(zlib.compress(json.dumps(said).encode(), level=9))
+def _packed(values: Mapping[str, Any]) -> bytes:
+    return base64.b64encode(zlib.compress(json.dumps(values).encode(), level=9))
 
 
 def _unpacked(packed: bytes) -> Any:
@@ -210,16 +259,16 @@ def _trials(table: pa.Table, metrics: Sequence[str], environments: Mapping[str, 
     columns = {name: table[name].to_pylist() for name in table.column_names}
     if len(set(columns["key"])) < len(table):
         raise ValueError("a key stands twice")
-    named = {digest: environments[digest] for digest in set(columns["environment_sha256"])}
+    used = {digest: environments[digest] for digest in set(columns["environment_sha256"])}
     columns["scores"] = _scores(columns, metrics)
     columns["diagnostics"] = list(map(json.loads, columns["diagnostics"]))
     columns["recorded_at"] = [time.replace(tzinfo=None) for time in columns["recorded_at"]]
     rows = zip(*(columns[name] for name in TRIAL_COLUMNS), strict=True)
-    return StudyTrials(frame_of(sorted(rows)), named)
+    return StudyTrials(frame_of(sorted(rows)), used)
 
 
 def _scores(columns: Mapping[str, Sequence[Any]], metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """Of each trial by metric, and ``COLOUR`` where it was recorded."""
+    """Collect the scores of each trial by metric, and ``COLOUR`` where it was recorded."""
     scored = [*metrics, *({COLOUR} & columns.keys())]
     values = zip(*(map(_plain, columns[name]) for name in scored), strict=True)
     by_name = (dict(zip(scored, row, strict=True)) for row in values)
@@ -230,7 +279,7 @@ def _scores(columns: Mapping[str, Sequence[Any]], metrics: Sequence[str]) -> lis
 
 
 def _plain(value: Any) -> Any:
-    """Missing values as a database has them."""
+    """Write missing values as a database has them."""
     return None if value is None or (isinstance(value, float) and math.isnan(value)) else value
 
 

@@ -8,18 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedmjp.benchmarks.folder.ledger import ABOUT
 from fedmjp.benchmarks.folder.output import write_text
 from fedmjp.benchmarks.folder.study import holds_plan, holds_study
-from fedmjp.benchmarks.leaderboard.entries import (
-    RECOGNISABLE,
-    Difference,
-    Entry,
-    Record,
-    Submission,
-    Submitter,
-    entry_id,
-)
+from fedmjp.benchmarks.leaderboard.entries import Difference, Entry, Record, Submission, Submitter, entry_id
 from fedmjp.benchmarks.leaderboard.figures import Figures, judged, marginal_name
 from fedmjp.benchmarks.leaderboard.measures import MEASURES, computable_metric, needed_metrics
 from fedmjp.benchmarks.leaderboard.pairing import Pairs
@@ -32,10 +23,12 @@ from fedmjp.benchmarks.leaderboard.plausible import (
 )
 from fedmjp.benchmarks.leaderboard.statistics import Sample
 from fedmjp.benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.plan.trial_plan import ABOUT
 from fedmjp.config import ModelConfig
 from fedmjp.defences.pipeline import NONE
 from fedmjp.errors import BadInputError, ConfigError, OutputError, UnknownNameError
 from fedmjp.files import read_file
+from fedmjp.metrics import RECOGNISABLE
 from fedmjp.settings import Picture
 
 SUBMITTED = "submitted"
@@ -300,7 +293,7 @@ def _of_attack(entry: Entry) -> Iterator[str]:
         elif entry.adapted:
             yield f"{entry.attack!r} is not known here, {unseen.format('it')}"
         return
-    made = tried.made()
+    made = tried.build()
     for verb, known, claimed in (("has the role", made.role, entry.role), ("reveals", made.reveals, entry.reveals)):
         if known != claimed:
             yield f"{entry.attack} {verb} {known}, not {claimed}"

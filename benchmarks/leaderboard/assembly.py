@@ -10,14 +10,14 @@ import pandas as pd
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from fedmjp.benchmarks.folder.ledger import Ledger
-from fedmjp.benchmarks.folder.store import COLOUR, START_OVER
+from fedmjp.benchmarks.folder.store import START_OVER
 from fedmjp.benchmarks.leaderboard.entries import FLAT, Cost, Entry, Provenance, Utility, entry_id
 from fedmjp.benchmarks.leaderboard.figures import Figures, judged
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
-from fedmjp.benchmarks.plan.cells import Cell, PlannedCell
+from fedmjp.benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.errors import RecordError
-from fedmjp.metrics import metric
+from fedmjp.metrics import COLOUR, metric
 
 COMMONEST = 10  # error messages per cell
 TAKEN = (
@@ -27,12 +27,12 @@ TAKEN = (
 Environments = Mapping[str, dict[str, Any]]
 
 
-def entries_of(ledger: Ledger, trials: pd.DataFrame, environments: Environments) -> list[Entry]:
-    """One judged entry per cell, in the order of the ledger."""
-    about, planned = ledger.about, {planned_cell.cell: planned_cell for planned_cell in ledger.cells}
+def entries_of(plan: TrialPlan, trials: pd.DataFrame, environments: Environments) -> list[Entry]:
+    """One judged entry per cell, in the order of the plan."""
+    about, planned = plan.about, {cell: cell for cell in plan.cells}
     places = {cell: place for place, cell in enumerate(planned)}
-    rows = ledger.trials.merge(trials[list(TAKEN)], on="key", how="left", validate="one_to_one")
-    rows["upload"] = ledger.uploads
+    rows = plan.trials.merge(trials[list(TAKEN)], on="key", how="left", validate="one_to_one")
+    rows["upload"] = plan.uploads
     scores = _scores(rows, [*about["metrics"], COLOUR])
     colour = scores.pop(COLOUR)
     cell_rows = _by_place(rows, rows["cell"], places)
@@ -131,7 +131,7 @@ def _require_scores(rows: pd.DataFrame, scores: pd.DataFrame) -> None:
 
 
 def _entry(
-    planned: PlannedCell,
+    planned: Cell,
     rows: pd.DataFrame,
     figures: Mapping[str, Any],
     utility: Utility | None,
@@ -141,9 +141,9 @@ def _entry(
     finished, failed = status == "ok", status == "failed"
     errors = rows.loc[failed, "error"].fillna("no message").value_counts() if failed.any() else pd.Series(dtype=int)
     return Entry(
-        **vars(planned.cell),
+        **planned.identity,
         **figures,
-        defence=planned.cell.defence,
+        defence=planned.defence,
         adapted=planned.adapted,
         verdict="refused" if planned.refusal is not None else "incomplete",
         reason=planned.refusal if planned.refusal is not None else "not judged yet",

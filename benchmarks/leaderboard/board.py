@@ -7,18 +7,18 @@ from typing import Any, Final
 
 import pandas as pd
 
-from fedmjp.benchmarks.folder.ledger import Ledger
 from fedmjp.benchmarks.leaderboard.assembly import entries_of, span
 from fedmjp.benchmarks.leaderboard.entries import Board, Entry, Reported
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.leaderboard.notes import notes
 from fedmjp.benchmarks.leaderboard.standings import standings
+from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 
 MANIFEST_VERSION: Final = 2  # of the manifest's own form
 
 
 def board_of(
-    ledger: Ledger,
+    plan: TrialPlan,
     trials: pd.DataFrame,
     environments: Mapping[str, dict[str, Any]],
     *,
@@ -28,7 +28,7 @@ def board_of(
     """The leaderboard of a folder of results: every planned cell gets an entry, also without any trial.
 
     Args:
-        ledger: What was planned.
+        plan: What was planned.
         trials: What the store has of it, as ``Store.frame`` gives it.
         environments: What trials were run with, by digest, as ``Store.environments`` gives it.
         reported: Rows of papers to stand beside it.
@@ -37,45 +37,45 @@ def board_of(
     Raises:
         RecordError: If a finished trial has no leakage, or a score that is no finite number.
     """
-    entries = (*entries_of(ledger, trials, environments), *submitted)
+    entries = (*entries_of(plan, trials, environments), *submitted)
     return Board(
-        **{name: ledger.about[name] for name in ("name", "title", "question", "recognisable_at")},
-        metrics=tuple(dict.fromkeys([*ledger.about["metrics"], *(name for one in submitted for name in one.metrics)])),
+        **{name: plan.about[name] for name in ("name", "title", "question", "recognisable_at")},
+        metrics=tuple(dict.fromkeys([*plan.about["metrics"], *(name for one in submitted for name in one.metrics)])),
         entries=entries,
         standings=tuple(standings(entries)),
         reported=tuple(reported),
-        notes=tuple(notes(entries, ledger.about, reported)),
-        about=json.loads(json.dumps(_manifest(ledger, trials, environments))),  # as it will be read again
+        notes=tuple(notes(entries, plan.about, reported)),
+        about=json.loads(json.dumps(_manifest(plan, trials, environments))),  # as it will be read again
     )
 
 
-def _manifest(ledger: Ledger, trials: pd.DataFrame, environments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _manifest(plan: TrialPlan, trials: pd.DataFrame, environments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Configuration, seeds, environments, digests: ``weights`` of the tensors that were sent, by model and defence."""
     finished = trials[trials["status"] == "ok"]
     arms = (finished["model"] + "-" + finished["defence"]).to_list()
     return {
         "schema_version": MANIFEST_VERSION,
-        **{key: value for key, value in ledger.about.items() if key not in ("notes", "skipped")},
-        "seeds": sorted({int(seed) for seed in ledger.trials["seed"]}),
+        **{key: value for key, value in plan.about.items() if key not in ("notes", "skipped")},
+        "seeds": sorted({int(seed) for seed in plan.trials["seed"]}),
         "threat_models": [
             {**threat.model_dump(mode="json"), "sentence": threat.sentence(cell.pipeline for cell in cells)}
-            for threat, cells in grouped((planned.cell for planned in ledger.cells), lambda cell: cell.threat).items()
+            for threat, cells in grouped(plan.cells, lambda cell: cell.threat).items()
         ],
         "trials": {
-            "planned": len(ledger.trials),
+            "planned": len(plan.trials),
             "ok": len(finished),
             "failed": len(trials) - len(finished),
-            "refused_cells": sum(planned.refusal is not None for planned in ledger.cells),
+            "refused_cells": sum(planned.refusal is not None for planned in plan.cells),
             **span(trials["recorded_at"]),
         },
         # As recorded with the trials, not as found when this was rendered. More than one: a mixture.
         "environments": [environments[sha256] for sha256 in sorted(set(trials["environment_sha256"]))],
-        "pictures": dict(sorted(zip(ledger.trials["picture"], ledger.trials["picture_sha256"], strict=True))),
-        "skipped_pictures": list(ledger.about["skipped"]),
+        "pictures": dict(sorted(zip(plan.trials["picture"], plan.trials["picture_sha256"], strict=True))),
+        "skipped_pictures": list(plan.about["skipped"]),
         "weights": dict(sorted(zip(arms, finished["weights_sha256"], strict=True))),
         "weights_origin": sorted(
             "initial weights drawn from the seed; untrained" if weights == "untrained" else f"checkpoint {weights}"
-            for weights in {planned.cell.weights for planned in ledger.cells}
+            for weights in {cell.weights for cell in plan.cells}
         ),
         "rendered_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -10,11 +10,12 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from fedmjp.attacks.kinds import Reveals, Role
-from fedmjp.benchmarks.plan.cells import Cell
+from fedmjp.attacks import Reveals, Role
+from fedmjp.benchmarks.plan.cells import IDENTITY, Cell
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.errors import ConfigError, UnknownNameError
+from fedmjp.metrics import RECOGNISABLE
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
@@ -22,8 +23,6 @@ from fedmjp.threat import ThreatModel
 SCHEMA_VERSION: Final = 4
 # Of pictures; ``fedmjp.benchmarks.leaderboard.measures`` has what else can be revealed.
 LEAKAGE = "psnr"  # in dB against the private picture, higher reveals more; other metrics stand beside it
-EXACT = 40.0  # dB from which a picture counts as recovered exactly: the error's root mean square is a hundredth
-RECOGNISABLE = 20.0  # dB: the error's root mean square is a tenth of the range
 FLAT = 25.0  # dB that a picture's own mean colour scores, from which on recovering it says nothing of an attack
 
 SHOWN = 3  # errors of a file that is read
@@ -167,7 +166,7 @@ class Submitter(Record):
 class Entry(Record):
     """One cell: what was attacked how, under which threat model, what came of it, and whence.
 
-    What ``Cell`` and ``PlannedCell`` have, too, means the same here; ``defence`` is the label of ``defences``. ``n``
+    What ``Cell`` has, too, means the same here; ``defence`` is the label of ``defences``. ``n``
     counts pictures with a score, ``trials`` and ``failures`` are finished and failed ones, ``missing`` those not run
     yet. ``scores`` holds each metric's value per picture, the mean over its seeds: ``metrics`` and all that is said of
     the cell follow from it. ``flat`` holds the PSNR of pictures of nearly one colour: they count in no figure, ``n``
@@ -249,13 +248,13 @@ class Entry(Record):
     @property
     def cell(self) -> Cell:
         """What was attacked how, in which setting."""
-        return Cell(**{name: getattr(self, name) for name in Cell.__dataclass_fields__})
+        return Cell(**{name: getattr(self, name) for name in IDENTITY})
 
 
 def entry_id(cell: Cell, campaign: str, pictures_sha256: str, origin: Origin) -> str:
     """Sixteen hexadecimal digits that name an entry: the same cell on the same pictures, whatever came of it."""
     configured = {"threat": cell.threat.digest(), "defences": [config.text for config in cell.defences]}
-    named = vars(cell) | configured | {"campaign": campaign, "pictures": pictures_sha256, "origin": origin}
+    named = cell.identity | configured | {"campaign": campaign, "pictures": pictures_sha256, "origin": origin}
     if cell.reveals == "pictures":
         del named["reveals"]  # ids outlive fields of later
     return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]

@@ -10,7 +10,7 @@ from fedmjp.benchmarks.leaderboard.headline import server_name
 from fedmjp.benchmarks.leaderboard.standings import strongest
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import NONE
-from fedmjp.modifications import HONEST
+from fedmjp.threat import HONEST
 
 NESTED = {
     "defences", "marginal", "threat", "metrics", "scores", "submitter", "utility", "cost", "provenance", "errors",

@@ -45,7 +45,7 @@ def _on_attacks(entries: Sequence[Entry]) -> Iterator[str]:
         yield APRIL
     if any(entry.role == "bound" for entry in entries):
         yield BOUND
-    made = [defence for entry in entries if not entry.pipeline.shuffles for defence in entry.pipeline.made]
+    made = [defence for entry in entries if not entry.pipeline.shuffles for defence in entry.pipeline.defences]
     if held_back := _names(defence.name for defence in made if defence.mask_ratio):
         yield f"In (a) nothing is shuffled: of {held_back} only the rest is done to the patches that would be."
     if alone := _names(entry.defence for entry in entries if entry.pipeline.marks == {"shuffled"}):

@@ -1,6 +1,6 @@
 """Seconds per picture of APRIL's closed form: breaching's way and ours, in one process on the same pictures.
 
-``python -m fedmjp.benchmarks.performance.closed_form --pictures FOLDER --n 40 --json FILE``
+``python benchmarks/performance/run.py closed_form --pictures FOLDER --n 40 --json FILE``
 
 The peer computes the gradients of all parameters, one picture at a time, and solves with
 ``closed_form_april``. We compute the gradients that the attack reads, for a stack of pictures in one
@@ -26,16 +26,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.base import showing_pictures
-from fedmjp.benchmarks.scripts import Json, Pictures, keep_figures, unseen
+from fedmjp.benchmarks.performance.harness import Measurement, benchmark
+from fedmjp.benchmarks.scripts import Pictures, load_unseen
 from fedmjp.config import ModelConfig
-from fedmjp.exchange import private_of
+from fedmjp.exchange import prepare_private
 from fedmjp.metrics import metric
 from fedmjp.models import names
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
-from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
 from fedmjp.stacked import entrance_gradients
 from fedmjp.threat import ThreatModel
@@ -55,10 +55,11 @@ Times = npt.NDArray[np.float64]  # wall-clock, processor
 Run = Callable[[Sequence[PrivateBatch]], list[Tensor]]
 
 
-def main(pictures: Pictures, json: Json, n: Annotated[int, typer.Option(help="Number of pictures.")] = 40) -> None:
+@benchmark
+def closed_form(pictures: Pictures, n: Annotated[int, typer.Option(help="Number of pictures.")] = 40) -> Measurement:
     """Time both and write what came out."""
     model, scenario = build_vit(MODEL), Scenario(model=MODEL, seed=SEED)
-    batches = [private_of(scenario, [picture], 0) for picture in unseen(pictures, n, MODEL, SEED)]
+    batches = [prepare_private(scenario, [picture], 0) for picture in load_unseen(pictures, n, MODEL, SEED)]
     runs: dict[str, Run] = {PEER: _peer(model)} | {attack: _ours(attack, model) for attack in OURS}
     turns: dict[str, list[Times]] = {name: [] for name in (*runs, NETWORK, MATRICES)}
     made: dict[str, list[Tensor]] = {name: [] for name in runs}
@@ -93,7 +94,7 @@ def main(pictures: Pictures, json: Json, n: Annotated[int, typer.Option(help="Nu
             f"share of the matrix rate{kind}": round(float(work / seconds / rate), 2),
         }
     about = {"model": MODEL.model_dump(), "pictures": n, "stack": STACK, "seed": SEED, **machine}
-    keep_figures(json, {"results": figures}, about)
+    return Measurement({"results": figures}, about)
 
 
 def _timed(work: Callable[[], T]) -> tuple[T, Times]:
@@ -146,7 +147,7 @@ def _ours(name: str, model: VitClassifier) -> Run:
         generator = torch.Generator().manual_seed(SEED)
         return [
             reconstruction.images[0]
-            for reconstruction in attack.reconstruct(uploads, model, ThreatModel(), generator=generator)
+            for reconstruction in attack.run(uploads, model, ThreatModel(), generator=generator)
         ]
 
     return run
@@ -164,7 +165,3 @@ def _figures(
         "psnr mean": round(float(metric("psnr").function(images, private).mean()), 2),
         "relative difference to the peer": float(f"{float((images - peer).norm() / peer.norm()):.1e}"),
     }
-
-
-if __name__ == "__main__":
-    run_function(main)

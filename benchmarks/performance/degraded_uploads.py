@@ -1,6 +1,6 @@
 """What is left of the patch-embedding leak when uploads are not clean float32.
 
-``python -m fedmjp.benchmarks.performance.degraded_uploads --pictures FOLDER --n 20 --json FILE``
+``python benchmarks/performance/run.py degraded_uploads --pictures FOLDER --n 20 --json FILE``
 
 Each gradient is degraded before it is attacked, with a scale of its own for the patch embedding's
 gradient, the position embedding's rows of patches, and its row of the class token. Nothing of it is
@@ -20,7 +20,8 @@ from torch import Tensor
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.base import showing_pictures
 from fedmjp.benchmarks.leaderboard.statistics import Sample, intervals, statistics
-from fedmjp.benchmarks.scripts import Json, Pictures, keep_figures, unseen
+from fedmjp.benchmarks.performance.harness import Measurement, benchmark
+from fedmjp.benchmarks.scripts import Pictures, load_unseen
 from fedmjp.config import ModelConfig
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.metrics import metric
@@ -28,7 +29,6 @@ from fedmjp.models import names
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload
-from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
 from fedmjp.seeds import torch_generator
 
@@ -68,18 +68,21 @@ DEGRADATIONS: dict[str, Degrade] = {
 }
 
 
-def main(pictures: Pictures, json: Json, n: Annotated[int, typer.Option(help="Number of pictures.")] = 20) -> None:
+@benchmark
+def degraded_uploads(
+    pictures: Pictures, n: Annotated[int, typer.Option(help="Number of pictures.")] = 20
+) -> Measurement:
     """Degrade, attack, score."""
     model = build_vit(MODEL)
-    made = [SCENARIO.exchange([picture], model=model) for picture in unseen(pictures, n, MODEL, SEED)]
+    made = [SCENARIO.exchange([picture], model=model) for picture in load_unseen(pictures, n, MODEL, SEED)]
     private = torch.cat([exchange.private.clean for exchange in made])
     uploads = [exchange.upload for exchange in made]
     results = {
         name: {attack: _psnr(attack, _degraded(uploads, name), model, private) for attack in ATTACKS_COMPARED}
         for name in DEGRADATIONS
     }
-    keep_figures(
-        json, {"results": results}, {"model": MODEL.model_dump(), "pictures": n, "seed": SEED, "metric": "psnr, dB"}
+    return Measurement(
+        {"results": results}, {"model": MODEL.model_dump(), "pictures": n, "seed": SEED, "metric": "psnr, dB"}
     )
 
 
@@ -99,7 +102,7 @@ def _degraded(clean: Sequence[Upload], name: str) -> list[Upload]:
 def _psnr(attack: str, uploads: list[Upload], model: VitClassifier, private: Tensor) -> dict[str, float | None] | str:
     generator = torch.Generator().manual_seed(SEED)
     try:
-        made = showing_pictures(ATTACKS.get(attack)()).reconstruct(uploads, model, SCENARIO.threat, generator=generator)
+        made = showing_pictures(ATTACKS.get(attack)()).run(uploads, model, SCENARIO.threat, generator=generator)
     except AttackNotApplicableError as error:
         return str(error)
     values = metric("psnr").function(torch.cat([reconstruction.images for reconstruction in made]), private)
@@ -108,7 +111,3 @@ def _psnr(attack: str, uploads: list[Upload], model: VitClassifier, private: Ten
         decibels, intervals([Sample.alone(decibels)])[0], worst=float(decibels.max()), higher_leaks=True
     )
     return {name: None if value is None else round(value, 2) for name, value in figures.model_dump().items()}
-
-
-if __name__ == "__main__":
-    run_function(main)

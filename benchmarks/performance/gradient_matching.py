@@ -1,6 +1,6 @@
 """``gradient_matching`` against breaching's ``invertinggradients``: how well, and how fast per iteration.
 
-``python -m fedmjp.benchmarks.performance.gradient_matching --n 10 --iterations 200 --json FILE [--pictures FOLDER]``
+``python benchmarks/performance/run.py gradient_matching --n 10 --iterations 200 --json FILE [--pictures FOLDER]``
 
 Both get the same model, the same gradients of single pictures and the same number of iterations, in one
 process. The two take turns, so that whatever else the machine does meets both. Times are given twice:
@@ -26,7 +26,8 @@ from fedmjp.attacks.breaching_adapter import InvertingGradients
 from fedmjp.attacks.gradient_matching import GradientMatching
 from fedmjp.attacks.grey import LEVEL
 from fedmjp.attacks.held_out import seen_before
-from fedmjp.benchmarks.scripts import Json, Pictures, keep_figures
+from fedmjp.benchmarks.performance.harness import Measurement, benchmark
+from fedmjp.benchmarks.scripts import Pictures
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source
@@ -34,7 +35,6 @@ from fedmjp.errors import DataError
 from fedmjp.metrics import METRICS
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
 from fedmjp.seeds import numpy_generator, torch_generator
 
@@ -45,14 +45,14 @@ MATRIX = 2048
 COUNTED = 10  # iterations whose products are counted
 
 
-def main(
-    json: Json,
+@benchmark
+def gradient_matching(
     n: Annotated[int, typer.Option(min=2, help="Pictures.")] = 10,
     iterations: Annotated[int, typer.Option(min=1, help="Of either attack, per picture.")] = 200,
     pictures: Pictures = "bundled",
     seed: Annotated[int, typer.Option(help="Chooses the pictures and draws the starts.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="Of torch, for either attack.")] = torch.get_num_threads(),
-) -> None:
+) -> Measurement:
     """Attack the same pictures with both and compare them picture by picture."""
     torch.set_num_threads(threads)
     model = build_vit(MODEL)
@@ -84,7 +84,7 @@ def main(
         "options": attacks["ours"].options.model_dump(mode="json"),
         "threads": threads,
     }
-    keep_figures(json, figures, about)
+    return Measurement(figures, about)
 
 
 def ours(iterations: int) -> GradientMatching:
@@ -141,7 +141,7 @@ def measure(
     """PSNR of each picture's reconstruction, and the seconds that the attack took: wall-clock, processor."""
     uploads = [SCENARIO.exchange([picture], model=model).upload for picture in pictures]
     started = np.array([time.perf_counter(), time.process_time()])
-    made = attack.reconstruct(uploads, model, SCENARIO.threat, generator=torch_generator(seed, "attack"))
+    made = attack.run(uploads, model, SCENARIO.threat, generator=torch_generator(seed, "attack"))
     seconds = np.array([time.perf_counter(), time.process_time()]) - started
     pairs = zip(made, pictures, strict=True)
     return [score(reconstruction.images[0], picture.image) for reconstruction, picture in pairs], seconds
@@ -170,7 +170,3 @@ def compare(psnr: dict[str, list[float]], seconds: dict[str, npt.NDArray[np.floa
         "times_as_fast_by_processor": round(seconds["breaching"][1] / seconds["ours"][1], 2),
         "psnr_per_picture": {name: [round(value, 2) for value in values] for name, values in psnr.items()},
     }
-
-
-if __name__ == "__main__":
-    run_function(main)

@@ -1,6 +1,6 @@
 """Seconds of a Jacobian of ``network_degraded``, and of one slope of its cost: derivatives written out, and torch's.
 
-``OMP_NUM_THREADS=1 python -m fedmjp.benchmarks.performance.jacobian --json FILE``
+``OMP_NUM_THREADS=1 python benchmarks/performance/run.py jacobian --json FILE``
 
 Both differentiate the same function at the same point, in turns: a bundled photograph, of which noise of 1e-2 is on all
 gradients. The Jacobian is along the directions in which pictures vary most, in float32; the slope of all entries'
@@ -19,21 +19,20 @@ import typer
 from torch import Tensor
 
 import fedmjp
-from fedmjp.attacks.first_mlp.places import Entrance
+from fedmjp.attacks.first_block.places import TokenEmbedding
 from fedmjp.attacks.gauss_newton.body import shown_directions
 from fedmjp.attacks.gauss_newton.chosen import some
 from fedmjp.attacks.gauss_newton.degraded import NetworkDegraded
-from fedmjp.attacks.gauss_newton.factors import Factored, Factors
-from fedmjp.attacks.gauss_newton.levenberg import jacobian
+from fedmjp.attacks.gauss_newton.factors import FactoredModel, Factors
+from fedmjp.attacks.gauss_newton.levenberg import jacobian as torch_jacobian
 from fedmjp.attacks.gauss_newton.picked import PickedResiduals
 from fedmjp.attacks.gauss_newton.residuals import compared_layers
-from fedmjp.attacks.gauss_newton.sent import Sent
+from fedmjp.attacks.gauss_newton.sent import UploadedEntries
 from fedmjp.attacks.gauss_newton.space import OpenSpace, Prior
-from fedmjp.benchmarks.scripts import Json, keep_figures
+from fedmjp.benchmarks.performance.harness import Measurement, benchmark
 from fedmjp.models import names
 from fedmjp.models.build import build_vit
 from fedmjp.patches import to_patches
-from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
 from fedmjp.seeds import torch_generator
 
@@ -43,15 +42,15 @@ SLOPES = 10  # timed together
 SEED = 0
 
 
-def main(
-    json: Json,
+@benchmark
+def jacobian(
     directions: Annotated[int, typer.Option(min=1, help="Of the Jacobian.")] = 384,
     turns: Annotated[int, typer.Option(min=1, help="Of both.")] = 5,
-) -> None:
+) -> Measurement:
     """Time both and write what came out."""
     figures = {what: _figures(model, directions, turns) for what, model in MODELS.items()}
-    keep_figures(
-        json, figures, {"threads": torch.get_num_threads(), "ratios_are": "median, least and greatest of turns"}
+    return Measurement(
+        figures, {"threads": torch.get_num_threads(), "ratios_are": "median, least and greatest of turns"}
     )
 
 
@@ -61,13 +60,13 @@ def _figures(name: str, count: int, turns: int) -> dict[str, float | list[float]
     pictures = [replace(picture, label=LABEL) for picture in fedmjp.bundled_pictures(1, size=SIZE)]
     exchange = scenario.exchange(pictures, model=model)
     layers, label, threat = compared_layers(model), exchange.private.labels, scenario.threat
-    known = Sent.of([exchange.upload], NetworkDegraded().tensors(model), threat, model).known()
-    space = OpenSpace.of_shown(shown_directions(Entrance.of(model)), Prior.of(model))
+    known = UploadedEntries.of([exchange.upload], NetworkDegraded().tensors(model), threat, model).known()
+    space = OpenSpace.of_shown(shown_directions(TokenEmbedding.of(model)), Prior.of(model))
     patches = to_patches(((exchange.private.clean - model.mean) / model.std).double(), model.patch_size)
     few = some(known, space.root.shape[1], torch_generator(SEED, "entries"))
     coarse, point = space.coarse(space.unknowns(patches), count)
     every, drawn = (PickedResiduals(model, label, entries, threat) for entries in (known, few))
-    factored = Factored(model, layers, threat.label_smoothing)
+    factored = FactoredModel(model, layers, threat.label_smoothing)
 
     def by_torch(patches: Tensor) -> Factors:
         return factored(
@@ -77,7 +76,7 @@ def _figures(name: str, count: int, turns: int) -> dict[str, float | list[float]
     arms: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor]]] = {
         "jacobian": (
             partial(drawn.slopes, drawn.compared, coarse, point),
-            partial(jacobian, lambda unknowns: drawn.compared(by_torch(coarse.patches(unknowns)[0])), point),
+            partial(torch_jacobian, lambda unknowns: drawn.compared(by_torch(coarse.patches(unknowns)[0])), point),
         ),
         "slope": (
             partial(_slopes, lambda patches: every(patches), patches[0]),
@@ -111,7 +110,3 @@ def _seconds(work: Callable[[], Tensor]) -> float:
     began = time.process_time()
     work()
     return time.process_time() - began
-
-
-if __name__ == "__main__":
-    run_function(main)

@@ -1,12 +1,21 @@
-"""Pictures per second of the training loader, against a plain loop of torch and timm in the same process.
+"""Benchmarks of the training loader: speed and memory.
 
-``python -m fedmjp.benchmarks.performance.loader --pictures FOLDER --json FILE``
+Pictures per second of the training loader, against a plain loop of torch and timm in the same process.
+
+``python benchmarks/performance/run.py loader --pictures FOLDER --json FILE``
 
 The plain loop is what DeiT's code does: torchvision's ``ImageFolder``, timm's ``create_transform`` (which normalises)
 and ``RepeatAugSampler``, torch's ``DataLoader``. Arms take turns. Photographs are brought to 500 x 375 pixels first,
 about what ImageNet's have, as JPEG of quality 95, and read from the disk's cache; there are so many that ours keeps
 none of them decoded. The processor's time is that of one process that reads; the rate on a clock is that of several,
 after the batches that they read ahead.
+
+What reading a batch of 1,024 pictures takes: peak memory of the process that trains, and of those that read for it.
+
+``python benchmarks/performance/run.py loader_memory --pictures FOLDER --json FILE``
+
+The paper's recipe at 224 x 224 pixels. Nothing is trained. What processes share, such as batches on their way, counts
+once (PSS). It is looked at ten times a second.
 """
 
 import itertools
@@ -25,12 +34,11 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
-from fedmjp.benchmarks.scripts import Json, keep_figures
+from fedmjp.benchmarks.performance.harness import Measurement, benchmark, proportional_memory, sampled
 from fedmjp.data.augmentation import with_posterize
 from fedmjp.data.datasets import BYTES_PER_PIXEL, KEPT_BYTES, open_dataset
 from fedmjp.data.loading import training_epochs
 from fedmjp.learning import Recipe
-from fedmjp.running import run_function
 
 SIDES, QUALITY = (500, 375), 95
 SIZE, BATCH = 224, 64
@@ -40,12 +48,12 @@ LIGHT = {"repeats": 1, "rand_augment": "", "color_jitter": 0.0, "random_erasing"
 ARMS: dict[str, dict[str, Any]] = {"light": LIGHT, "paper": {}, "paper_without_repeats": {"repeats": 1}}
 
 
-def main(
-    json: Json,
+@benchmark
+def loader(
     pictures: Annotated[Path, typer.Option(help="Folder of CLASS/picture.")],
     turns: Annotated[int, typer.Option(min=2, help="Of each arm.")] = 5,
     workers: Annotated[int, typer.Option(min=1, help="Processes that read, for the rate on a clock.")] = 2,
-) -> None:
+) -> Measurement:
     """Read the pictures with both, in turns, and print rates and ratios."""
     torch.set_num_threads(1)
     figures: dict[str, Any] = {}
@@ -57,7 +65,7 @@ def main(
                 **_turns(Path(folder), recipe, turns, clock=False),
                 **_turns(Path(folder), recipe.model_copy(update={"workers": workers}), turns, clock=True),
             }
-    keep_figures(json, figures, {"pictures": count, "sides": SIDES, "turns": turns, "workers": workers})
+    return Measurement(figures, {"pictures": count, "sides": SIDES, "turns": turns, "workers": workers})
 
 
 def resized(source: Path, target: Path) -> int:
@@ -128,5 +136,29 @@ def _plain(folder: Path, recipe: Recipe) -> Iterator[Iterator[int]]:
         yield (len(labels) for _, labels in loader)
 
 
-if __name__ == "__main__":
-    run_function(main)
+LARGE_BATCH = 1024
+SAMPLE_SECONDS = 0.1
+
+
+@benchmark
+def loader_memory(
+    pictures: Annotated[Path, typer.Option(help="Folder of CLASS/picture.")],
+    workers: Annotated[list[int] | None, typer.Option(min=0, help="Processes that read; 0, 2 and 16.")] = None,
+    batches: Annotated[int, typer.Option(min=1, help="That are read.")] = 3,
+) -> Measurement:
+    """Read some batches with each number of processes."""
+    torch.set_num_threads(1)
+    figures = {}
+    with tempfile.TemporaryDirectory() as folder:
+        resized(pictures, Path(folder))
+        dataset = open_dataset(folder, "train", classes=1000)
+        for count in workers or [0, 2, 16]:
+            recipe = Recipe(batch_size=LARGE_BATCH, workers=count)
+            with sampled(proportional_memory, SAMPLE_SECONDS) as peaks:
+                before = peaks[0]
+                epochs = training_epochs(dataset, np.arange(len(dataset)), recipe, size=SIZE, seed=0, epochs=(0,))
+                read = sum(len(batch.labels) for batch in itertools.islice(next(epochs)[1], batches))
+                del epochs  # and with it the processes that read
+            figures[f"{count} workers"] = {"pictures": read, "before_gb": before / 1e9, "peak_gb": max(peaks) / 1e9}
+            typer.echo(figures)
+    return Measurement(figures, {"batch": LARGE_BATCH, "size": SIZE})

@@ -1,6 +1,6 @@
 """What MJP costs per training step: the same steps with and without it, in turn.
 
-``python -m fedmjp.benchmarks.performance.mjp_step --model deit_small --batch-size 32 --turns 8 --json FILE``
+``python benchmarks/performance/run.py mjp_step --model deit_small --batch-size 32 --turns 8 --json FILE``
 
 The paper says +2 % per epoch (supplement, section 2; eight V100, masks per batch), and +46 % with localisation by PCA
 (section 5.3). PCA depends on which patches are masked: masks per picture need one for each, masks per batch one per
@@ -17,13 +17,13 @@ import numpy as np
 import torch
 import typer
 
-from fedmjp.benchmarks.scripts import Json, keep_figures, timed
+from fedmjp.benchmarks.performance.harness import Measurement, benchmark
+from fedmjp.benchmarks.scripts import timed
 from fedmjp.config import ModelConfig
 from fedmjp.data.loading import Batch
 from fedmjp.defences.pipeline import read_pipeline
 from fedmjp.learning import OFFICIAL_CODE, Learning, Puzzle, Recipe
 from fedmjp.models.build import build
-from fedmjp.running import run_function
 from fedmjp.seeds import torch_generator
 from fedmjp.training.loop import Schedule, Trainer
 
@@ -40,15 +40,15 @@ ARMS: dict[str, tuple[dict[str, Any], list[str], Puzzle]] = {
 }
 
 
-def main(
-    json: Json,
+@benchmark
+def mjp_step(
     model: Annotated[str, typer.Option(help="Name.")] = "deit_small",
     image_size: Annotated[int, typer.Option(help="Pixels per side.")] = 224,
     patch_size: Annotated[int, typer.Option(help="Pixels per side of a patch.")] = 16,
     batch_size: Annotated[int, typer.Option(min=1, help="Pictures per step.")] = 32,
     turns: Annotated[int, typer.Option(min=2, help="Steps of each arm.")] = 8,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-) -> None:
+) -> Measurement:
     """Time the steps and print the cost of each arm against none."""
     sizes = {"name": model, "image_size": image_size, "patch_size": patch_size}
     recipe = Recipe(batch_size=batch_size, epochs=turns + 1, warmup_epochs=0)
@@ -75,7 +75,7 @@ def main(
         "threads": torch.get_num_threads(),
         "costs_are": "ratio of a step to one without MJP: median, least and greatest of the turns",
     }
-    keep_figures(json, figures, about)
+    return Measurement(figures, about)
 
 
 def _costs(seconds: Mapping[str, list[float]], what: str) -> dict[str, list[float]]:
@@ -92,7 +92,3 @@ def _noise(pictures: int, size: int) -> Batch:
     generator = torch_generator(0, "pictures")
     labels = torch.randint(1000, (pictures,), generator=generator)
     return Batch(torch.rand(pictures, 3, size, size, generator=generator), labels, tuple(range(pictures)))
-
-
-if __name__ == "__main__":
-    run_function(main)

@@ -1,6 +1,6 @@
 """A federation on paper: hours, bytes and the bottleneck of the paper's training over 100 clients, from measured parts.
 
-``python -m fedmjp.benchmarks.performance.plan --results results/performance --json FILE``
+``python benchmarks/performance/run.py plan --results results/performance --json FILE``
 
 DeiT-S with MJP on ImageNet-1K: 300 rounds of one local epoch each, on one machine with 8 GPUs of 16 cores each.
 Measured are the pictures that one GPU trains, and those that the processes of its cores read and hand over, the
@@ -8,7 +8,7 @@ operations and bytes of the model, and a round of 100 clients with next to no tr
 cores. An older GPU's rate is timm's. Nothing of the plan as a whole was run.
 """
 
-import json as jsons
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,11 +16,10 @@ import torch
 import typer
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedmjp.benchmarks.scripts import Json, keep_figures
+from fedmjp.benchmarks.performance.harness import Measurement, benchmark
 from fedmjp.config import ModelConfig
 from fedmjp.defences.pipeline import read_pipeline
 from fedmjp.models.build import build
-from fedmjp.running import run_function
 
 PICTURES, VALIDATION = 1_281_167, 50_000
 ROUNDS, CLIENTS, GPUS = 300, 100, 8
@@ -28,16 +27,16 @@ REPORTED = {"RTX 3090, by timm": 1_000.0}  # pictures that a GPU trains per seco
 HOUR = 3600.0
 
 
-def main(
-    json: Json,
+@benchmark
+def plan(
     results: Annotated[Path, typer.Option(help="Folder of gpu*.json and server_memory.json.", metavar="FOLDER")],
-) -> None:
+) -> Measurement:
     """Print the plan."""
-    gpu = jsons.loads((results / "gpu.json").read_text())
-    trained = jsons.loads((results / "gpu_training.json").read_text())
+    gpu = json.loads((results / "gpu.json").read_text())
+    trained = json.loads((results / "gpu_training.json").read_text())
     rates = {**REPORTED, gpu["hardware"]["gpus"][0]: trained["parts"]["training_mjp"]["pictures_per_second"]}
     read = GPUS * gpu["parts"]["training_loader"]["pictures_per_second"]
-    federations = jsons.loads((results / "server_memory.json").read_text())["federations"]
+    federations = json.loads((results / "server_memory.json").read_text())["federations"]
     (engine,) = (each for each in federations if each["model"] == "deit_small" and each["clients"] == CLIENTS)
     model = build(read_pipeline(["mjp"]).change_model(ModelConfig.parse({"name": "deit_small"})))
     upload = sum(value.numel() * value.element_size() for value in model.parameters())
@@ -53,7 +52,7 @@ def main(
         "seconds_of_a_round_in_flower_and_server": round(serving, 1),
         "pictures_read_per_second": round(read),
     }
-    keep_figures(json, {**parts, "by_gpu": {name: _hours(rate, reading, serving) for name, rate in rates.items()}}, {})
+    return Measurement({**parts, "by_gpu": {name: _hours(rate, reading, serving) for name, rate in rates.items()}})
 
 
 def _operations(model: torch.nn.Module) -> int:
@@ -75,7 +74,3 @@ def _hours(rate: float, reading: float, serving: float) -> dict[str, Any]:
         "gpu_hours": round(GPUS * ROUNDS * (together + serving) / HOUR),
         "bottleneck": max(seconds, key=lambda part: seconds[part]),
     }
-
-
-if __name__ == "__main__":
-    run_function(main)

@@ -1,6 +1,6 @@
 """The upload gate on apps as their libraries' documentation teaches them: what it stops, what it lets pass, its cost.
 
-``python -m fedmjp.benchmarks.performance.upload_gate --data FOLDER --classes 32 --json FILE``
+``python benchmarks/performance/run.py upload_gate --data FOLDER --classes 32 --json FILE``
 
 - *honest*: 50 rounds of FedAvg with two clients, batches of 8 and 16, under the default policy;
 - *one picture*: uploads of a single picture, by one step and by several;
@@ -8,7 +8,7 @@
 - *node*: one upload of DeiT-S, 88 MB, through a real gated SuperNode, and one of a single picture.
 """
 
-import json as json_format
+import json
 import sys
 import tempfile
 import time
@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
+import timm
 import torch
 import torch.nn.functional as F
 import torchvision
@@ -31,17 +32,16 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
 from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
-from fedmjp.benchmarks.scripts import Json, keep_figures, unseen
+from fedmjp.benchmarks.performance.harness import Measurement, benchmark
+from fedmjp.benchmarks.scripts import load_unseen
 from fedmjp.clients.gate.ledger import Entry, GateLedger
 from fedmjp.clients.gate.policy import Policy
-from fedmjp.clients.gate.trying import try_tensors
+from fedmjp.clients.gate.self_attack import try_tensors
 from fedmjp.clients.mods import UploadGate
-from fedmjp.clients.replies import Sent, read_update
+from fedmjp.clients.replies import SentArrays, read_update
 from fedmjp.config import ModelConfig
-from fedmjp.lean import timm
-from fedmjp.replies import mean_of
-from fedmjp.running import run_function
 from fedmjp.seeds import scoped_randomness, torch_generator
+from fedmjp.tensors import average_updates
 
 ROUNDS, CLIENTS = 50, 2
 SIZE = 32
@@ -84,16 +84,16 @@ COST = (
 )
 
 
-def main(
-    json: Json,
+@benchmark
+def upload_gate(
     data: Annotated[str, typer.Option(help="FOLDER/CLASS/picture.", metavar="FOLDER")],
     classes: Annotated[int, typer.Option(help="Of the pictures.")],
     parts: Annotated[list[str] | None, typer.Option("--part", help="honest, one-picture, cost, node.")] = None,
-) -> None:
+) -> Measurement:
     """Measure, print and write."""
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
     config = ModelConfig(name="deit_micro", image_size=SIZE, patch_size=4, classes=classes)
-    drawn = unseen(data, 1024, config, seed=0)
+    drawn = load_unseen(data, 1024, config, seed=0)
     pictures = (torch.stack([p.image for p in drawn]) - 0.5) / 0.25, torch.tensor([p.label for p in drawn])
     measures: dict[str, Callable[[], Any]] = {
         "honest": lambda: {recipe.text: honest(recipe, pictures, classes) for recipe in HONEST},
@@ -104,7 +104,7 @@ def main(
         "node": through_a_node,
     }
     figures = {part: measures[part]() for part in parts or measures}
-    keep_figures(json, figures, {"rounds": ROUNDS, "clients": CLIENTS, "policy": "default"})
+    return Measurement(figures, {"rounds": ROUNDS, "clients": CLIENTS, "policy": "default"})
 
 
 def honest(recipe: Recipe, pictures: Batch, classes: int) -> dict[str, Any]:
@@ -120,12 +120,12 @@ def honest(recipe: Recipe, pictures: Batch, classes: int) -> dict[str, Any]:
                 message, reply = answer(recipe, state, chosen, classes, gate, turn=turn, client=client)
                 if not reply.has_error():
                     (record,) = reply.content.array_records.values()
-                    update = read_update(reply, Sent(message), None, "gate")
+                    update = read_update(reply, SentArrays(message), None, "gate")
                     shown_by_tensors += any(outcome.came_back for outcome in try_tensors(update).outcomes)
                     values = record.to_torch_state_dict().values()
                     replies.append(dict(zip(state, values, strict=True)))
             if replies:
-                model.load_state_dict(mean_of(replies))
+                model.load_state_dict(average_updates(replies))
         entries = gate.ledger.entries()
     refused = [entry for entry in entries if entry.verdict == "refused"]
     return {
@@ -401,8 +401,4 @@ def through_a_node() -> dict[str, Any]:
             entry.model_dump(include={"round", "place", "verdict", "reasons", "seconds"})
             for entry in GateLedger(ledger).entries()
         ]
-        return {"status": status, "server_got": json_format.loads(output.read_text()), "ledger": entries}
-
-
-if __name__ == "__main__":
-    run_function(main)
+        return {"status": status, "server_got": json.loads(output.read_text()), "ledger": entries}

@@ -1,9 +1,9 @@
-"""Cells of an experiment: what one row of the leaderboard stands for."""
+"""Cells of a plan: what one row of the leaderboard stands for, and what is known of it before anything is run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from fedmjp.attacks.kinds import Reveals, Role
+from fedmjp.attacks import Reveals, Role
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.metrics.protocol import Protocol
 from fedmjp.settings import Setting
@@ -12,11 +12,26 @@ from fedmjp.threat import ThreatModel
 
 @dataclass(frozen=True)
 class Cell:
-    """What one row of the leaderboard stands for.
+    """What one row of the leaderboard stands for, and what is known of it before anything is run.
 
-    ``mask_ratio`` is the share of patches that were to be shuffled or masked in what went into the gradient.
-    ``weights`` is "untrained" or the SHA-256 of the checkpoint. ``attack`` is the label, options included; what it
-    ``reveals`` says what a cell is scored by.
+    Cells are the same where their first fields are (``identity``): ``refusal`` and what follows only describes them.
+
+    Attributes:
+        model: Name of the architecture.
+        weights: "untrained", or the SHA-256 of the checkpoint.
+        defences: Of the clients, in order.
+        mask_ratio: Share of patches that were to be shuffled or masked in what went into the gradient.
+        attack: Its label, options included.
+        role: Attack, floor or bound.
+        setting: Which picture is attacked, and which it is compared with.
+        protocol: In which precision pictures are scored.
+        threat: What the server sees.
+        reveals: What the cell is scored by: pictures, features or labels.
+        refusal: Why the attack does not apply: such a cell has no trials and stays in every table.
+        left_out: Number of pictures that are not attacked because the attack's own prior was made of them.
+        adapted: Whether the attack takes the cell's defences into account.
+        caveat: What its scores must not be read without.
+        upload_bytes: Size of one whole float32 update.
     """
 
     model: str
@@ -29,37 +44,32 @@ class Cell:
     protocol: Protocol
     threat: ThreatModel
     reveals: Reveals = "pictures"
+    refusal: str | None = field(default=None, compare=False)
+    left_out: int = field(default=0, compare=False)
+    adapted: bool = field(default=False, compare=False)
+    caveat: str | None = field(default=None, compare=False)
+    upload_bytes: int = field(default=0, compare=False)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return the fields that make two cells the same."""
+        return {name: getattr(self, name) for name in IDENTITY}
 
     @property
     def pipeline(self) -> Pipeline:
-        """The defences themselves, in order."""
+        """Return the defences themselves, in order."""
         return pipeline_of(self.defences)
 
     @property
     def defence(self) -> str:
-        """The pipeline's label."""
+        """Return the label of the defences."""
         return self.pipeline.label
 
     @property
     def columns(self) -> dict[str, Any]:
-        """What a trial's row says of it."""
+        """Return what the row of a trial says of its cell."""
         names = ("model", "defence", "mask_ratio", "attack", "protocol")
         return {"setting": str(self.setting), **{name: getattr(self, name) for name in names}}
 
 
-@dataclass(frozen=True)
-class PlannedCell:
-    """A cell, and what is known of it before anything is run.
-
-    ``refusal`` says why the attack does not apply: such a cell has no trials and stays in every table.
-    ``left_out`` counts pictures that are not attacked because the attack's own prior was made of them.
-    ``adapted`` says whether the attack takes the cell's defence into account. ``caveat`` is what its
-    scores must not be read without. ``upload_bytes`` is the size of one whole float32 update.
-    """
-
-    cell: Cell
-    refusal: str | None
-    left_out: int
-    adapted: bool
-    caveat: str | None
-    upload_bytes: int
+IDENTITY = tuple(field.name for field in fields(Cell) if field.compare)

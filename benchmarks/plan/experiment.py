@@ -1,8 +1,7 @@
-"""An experiment's configuration, and the trials that it consists of."""
+"""An experiment's configuration."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -10,9 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.base import Attack
 from fedmjp.attacks.stages import TENSORS, Stage, stage_caveat, stage_refusal, unstaged
-from fedmjp.benchmarks.plan.cells import Cell, PlannedCell
 from fedmjp.config import Config, ModelConfig
-from fedmjp.data.pictures import PictureEntry
 from fedmjp.defences.base import Mark
 from fedmjp.defences.pipeline import Pipeline
 from fedmjp.errors import BadInputError
@@ -51,8 +48,8 @@ class AttackConfig(Config):
     @model_validator(mode="after")
     def _can_be_made(self) -> Self:
         with as_value_error():
-            made = self.made()
-        if self.then and (refusal := unstaged(made, self.then)):
+            attack = self.build()
+        if self.then and (refusal := unstaged(attack, self.then)):
             raise ValueError(f"then: {refusal}")
         return self
 
@@ -61,13 +58,16 @@ class AttackConfig(Config):
 
     @property
     def label(self) -> str:
-        """Name, options and stage, as rows show it: ``patch_embedding reading=zeros then reassembly``."""
-        after = [f"then {self.then}"] if self.then else []
-        return " ".join([self.name, *(f"{key}={value}" for key, value in sorted(self.options.items())), *after])
+        """Return name, options and stage, as rows show them: ``patch_embedding reading=zeros then reassembly``."""
+        stage = [f"then {self.then}"] if self.then else []
+        return " ".join([self.name, *(f"{key}={value}" for key, value in sorted(self.options.items())), *stage])
 
     @classmethod
     def of_label(cls, label: str) -> Self:
-        """The inverse of ``label``.
+        """Read a label.
+
+        Args:
+            label: As ``label`` gives it.
 
         Raises:
             UnknownNameError: If there is no such attack.
@@ -80,37 +80,62 @@ class AttackConfig(Config):
         values = {key: None if value == "None" else value for key, _, value in pairs}
         return cls.parse({"name": name, "options": values, "then": then or None})
 
-    def made(self) -> Attack[VitClassifier, Disclosure]:
-        """The attack itself, anew."""
+    def build(self) -> Attack[VitClassifier, Disclosure]:
+        """Build the attack itself, anew."""
         return ATTACKS.get(self.name)(self.options)
 
     def tensors(self, model: VitClassifier) -> frozenset[str]:
-        """What it and its stage read of uploads."""
-        return frozenset(self.made().tensors(model)) | frozenset(TENSORS if self.then else ())
+        """Name what the attack and its stage read of uploads.
+
+        Args:
+            model: That is attacked.
+        """
+        return frozenset(self.build().tensors(model)) | frozenset(TENSORS if self.then else ())
 
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Which requirement of it or its stage fails; None if both apply."""
+        """Say which requirement of the attack or its stage fails; None if both apply.
+
+        Args:
+            model: That is attacked.
+            threat: What the server sees.
+        """
         threat = threat.isolated
-        return self.made().refusal(model, threat) or (stage_refusal(model, threat) if self.then else None)
+        return self.build().refusal(model, threat) or (stage_refusal(model, threat) if self.then else None)
 
     def adapted(self, pipeline: Pipeline, model: VitClassifier, threat: ThreatModel, setting: Setting) -> bool:
-        """Whether it takes these defences into account in this scenario, for what it is held against."""
+        """Tell whether the attack takes these defences into account, for what it is compared with.
+
+        Args:
+            pipeline: The defences.
+            model: That is attacked.
+            threat: What the server sees.
+            setting: What is compared.
+        """
         # Who finds the shuffled picture is right in setting b, and in c where its patches are put in order.
         ordered = setting.compared_with is Picture.SHUFFLED or self.then is not None
         besides: frozenset[Mark] = frozenset({"shuffled"}) if ordered else frozenset()
         # What a server isolates is no sum, even where the upload is.
         alone: frozenset[Mark] = threat.marks - threat.isolated.marks
-        return self.made().adapted(pipeline, model, threat.isolated, besides=besides | alone)
+        return self.build().adapted(pipeline, model, threat.isolated, besides=besides | alone)
 
     def caveat(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """What a reader must know of its scores; None if nothing."""
+        """Say what a reader must know of the scores; None if nothing.
+
+        Args:
+            model: That is attacked.
+            threat: What the server sees.
+        """
         threat = threat.isolated
-        said = [self.made().caveat(model, threat), stage_caveat(model) if self.then else None]
-        return "; ".join(remark for remark in said if remark) or None
+        caveats = [self.build().caveat(model, threat), stage_caveat(model) if self.then else None]
+        return "; ".join(remark for remark in caveats if remark) or None
 
 
 def named(value: object) -> object:
-    """An attack without options may be given by its name alone."""
+    """Read an attack that is given by its name alone.
+
+    Args:
+        value: A name, or values of a configuration.
+    """
     return {"name": value} if isinstance(value, str) else value
 
 
@@ -132,23 +157,23 @@ class Experiment(Config):
         size = self.scenario.model.image_size
         if size < SMALLEST and {"ssim", "ssim_mjp"} & set(self.metrics):
             raise ValueError(f"image size {size} is less than SSIM's window of {SMALLEST}")
-        other = [str(setting) for setting in self.settings if setting.gradient_of is not self.scenario.gradient_of]
-        if other:
-            shown = self.scenario.gradient_of
-            fitting = " or ".join(str(setting) for setting in Setting if setting.gradient_of is shown)
+        unfit = [str(setting) for setting in self.settings if setting.gradient_of is not self.scenario.gradient_of]
+        if unfit:
+            version = self.scenario.gradient_of
+            fitting = " or ".join(str(setting) for setting in Setting if setting.gradient_of is version)
             raise ValueError(
-                f"settings {', '.join(other)} do not fit uploads of the {shown} picture: ask for setting {fitting}"
+                f"settings {', '.join(unfit)} do not fit uploads of the {version} picture: ask for setting {fitting}"
             )
         return self
 
     @property
     def arm(self) -> ModelConfig:
-        """The network that is attacked."""
+        """Return the network that is attacked."""
         return self.scenario.network
 
     @property
     def threat(self) -> ThreatModel:
-        """What the server sees, and knows."""
+        """Return what the server sees, and knows."""
         return self.scenario.threat
 
 
@@ -161,7 +186,7 @@ def experiments_of(
     metrics: Sequence[str] = Experiment.model_fields["metrics"].default,
     protocol: Protocol = "float",
 ) -> list[Experiment]:
-    """The experiments that answer what a scenario leaks in some settings, with those that it is held against.
+    """Build the experiments that say what a scenario leaks in some settings, with their twins.
 
     Each version of the pictures is a scenario of its own. Every defended one is followed by its twins: the same
     without any defence, and of several defences the same without each of them.
@@ -179,59 +204,24 @@ def experiments_of(
         ConfigError: If values contradict each other.
     """
     shared = {"metrics": tuple(metrics), "protocol": protocol}
-    ranked = tuple(attack for attack in attacks if attack.made().role == "attack")
+    ranked = tuple(attack for attack in attacks if attack.build().role == "attack")
     on_twins = ranked if set(settings) != {Setting.B} else attacks
     experiments: dict[tuple[str, ...], Experiment] = {}
 
-    def add(asked: Scenario, compared: Sequence[Setting], tried: Sequence[AttackConfig]) -> None:
-        key = (asked.digest(), *(attack.label for attack in tried))
-        known = experiments[key].settings if key in experiments else ()
-        values = {"scenario": asked, "attacks": tuple(tried), "settings": tuple(dict.fromkeys([*known, *compared]))}
+    def add(variant: Scenario, compared: Sequence[Setting], configs: Sequence[AttackConfig]) -> None:
+        key = (variant.digest(), *(attack.label for attack in configs))
+        former = experiments[key].settings if key in experiments else ()
+        values = {
+            "scenario": variant,
+            "attacks": tuple(configs),
+            "settings": tuple(dict.fromkeys([*former, *compared])),
+        }
         experiments[key] = Experiment.parse({**values, **shared})
 
     for version in dict.fromkeys(setting.gradient_of for setting in settings):
         of_version = [setting for setting in settings if setting.gradient_of is version]
-        asked = scenario.in_setting(of_version[0], mask_ratio)
-        add(asked, of_version, attacks)
-        for twin in asked.twins if ranked else ():
+        defended = scenario.in_setting(of_version[0], mask_ratio)
+        add(defended, of_version, attacks)
+        for twin in defended.twins if ranked else ():
             add(twin, of_version if twin.gradient_of is version else (Setting.A,), on_twins)
     return list(experiments.values())
-
-
-@dataclass(frozen=True)
-class PlannedTrial:
-    """A trial that an experiment consists of.
-
-    ``key`` is the digest of everything that determines the result; ``stem`` names the picture's files.
-    ``batch`` names the pictures behind the same upload, in order, this one among them.
-    """
-
-    key: str
-    stem: str
-    cell: Cell
-    seed: int
-    arm: ModelConfig
-    attack: AttackConfig
-    picture: PictureEntry
-    batch: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Part:
-    """An experiment and those of its trials that no earlier part of the plan has."""
-
-    experiment: Experiment
-    trials: tuple[PlannedTrial, ...]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Every cell and every trial of one or more experiments on the same pictures."""
-
-    cells: tuple[PlannedCell, ...]
-    parts: tuple[Part, ...]
-
-    @property
-    def trials(self) -> list[PlannedTrial]:
-        """All trials, in the order in which they are run."""
-        return [trial for part in self.parts for trial in part.trials]

@@ -4,14 +4,16 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from fedmjp import provenance
 from fedmjp.attacks import ATTACKS
-from fedmjp.attacks.natural_patches import measured_on
-from fedmjp.benchmarks.plan.cells import Cell, PlannedCell
-from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Part, Plan, PlannedTrial
+from fedmjp.attacks.held_out import measured_on
+from fedmjp.benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
+from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, PlanPart, TrialPlan
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.defences import DEFENCES
@@ -28,97 +30,121 @@ READABLE = 60  # letters of a picture's name in the names of its files
 Batches = Sequence[tuple[PictureEntry, ...]]
 
 
-def plan(experiments: Sequence[Experiment], batches: Sequence[Batches], *, uploads: str) -> Plan:
-    """Every cell and trial; what several experiments share is planned once.
+def plan(experiments: Sequence[Experiment], batches: Sequence[Batches], *, uploads: str) -> TrialPlan:
+    """Plan every cell and trial; what several experiments share is planned once.
 
     Args:
         experiments: What to run.
         batches: The pictures behind each upload of an arm and version, per experiment.
         uploads: Where they come from: "federated", "direct", or the digest of what was recorded.
     """
-    cells: dict[Cell, PlannedCell] = {}
-    known: set[str] = set()
-    parts: list[Part] = []
+    cells: dict[Cell, Cell] = {}
+    keys: set[str] = set()
+    parts: list[PlanPart] = []
     code = provenance.code_digest()  # once: files may change while a long plan is made
     for experiment, experiment_batches in zip(experiments, batches, strict=True):
         shared = {**_shared(experiment), "uploads": uploads, "code": code}
         trials: list[PlannedTrial] = []
-        for tried, setting in itertools.product(experiment.attacks, experiment.settings):
-            cell = _cell(experiment, tried, setting)
-            refusal = _refusal(experiment, tried, uploads)
-            planned = [] if refusal else _trials(experiment, tried, cell, shared, experiment_batches)
+        for attack, setting in itertools.product(experiment.attacks, experiment.settings):
+            cell = _cell(experiment, attack, setting)
+            refusal = _refusal(experiment, attack, uploads)
+            planned = [] if refusal else _trials(experiment, attack, cell, shared, experiment_batches)
             if cell not in cells:
                 left_out = 0 if refusal else sum(map(len, _wanted(experiment, experiment_batches))) - len(planned)
-                cells[cell] = _planned(experiment.arm, tried, cell, refusal, left_out)
-            trials += [trial for trial in planned if trial.key not in known]
-            known |= {trial.key for trial in planned}
-        parts.append(Part(experiment, tuple(trials)))
-    return Plan(tuple(cells.values()), tuple(parts))
+                cells[cell] = _described(experiment.arm, attack, cell, refusal, left_out)
+            trials += [trial for trial in planned if trial.key not in keys]
+            keys |= {trial.key for trial in planned}
+        parts.append(PlanPart(experiment, tuple(trials)))
+    return TrialPlan(tuple(cells.values()), parts=tuple(parts))
 
 
-def require_applicable(planned: Plan) -> None:
-    """AttackNotApplicableError, with the reason, if one of the planned cells cannot be attacked."""
+def decisive_facts(experiments: Sequence[Experiment]) -> dict[str, str]:
+    """List what must be the same on two machines that compute the same trials: versions and digests by their names.
+
+    Args:
+        experiments: The machines work on.
+
+    Raises:
+        UnknownNameError: If this machine lacks the package of an attack or a defence.
+    """
+    versions = provenance.versions()
+    facts = {"the digest of fedmjp's code": provenance.code_digest(), **{name: versions[name] for name in DECISIVE}}
+    for experiment in experiments:
+        for attack in experiment.attacks:
+            facts[f"the package of attack {attack.name}"] = _code(ATTACKS.get(attack.name).__module__)
+        for defence in experiment.scenario.defences:
+            facts[f"the package of defence {defence.name}"] = _code(DEFENCES.get(defence.name).__module__)
+        for name in experiment.metrics:
+            facts[f"metric {name}"] = "missing" if metric(name).missing() else "computed"
+    return facts
+
+
+def require_applicable(planned: TrialPlan) -> None:
+    """Require that every planned cell can be attacked.
+
+    Args:
+        planned: The plan.
+    """
     for cell in planned.cells:
         if cell.refusal:
-            raise AttackNotApplicableError(
-                f"{cell.cell.attack} on {cell.cell.model}-{cell.cell.defence}: {cell.refusal}"
-            )
+            raise AttackNotApplicableError(f"{cell.attack} on {cell.model}-{cell.defence}: {cell.refusal}")
 
 
-def _cell(experiment: Experiment, tried: AttackConfig, setting: Setting) -> Cell:
+def _cell(experiment: Experiment, attack: AttackConfig, setting: Setting) -> Cell:
     arm, scenario = experiment.arm, experiment.scenario
     return Cell(
         model=arm.name,
         weights=arm.weights.sha256 if arm.weights else "untrained",
         defences=scenario.defences,
         mask_ratio=scenario.pipeline.mask_ratio,
-        attack=tried.label,
-        role=tried.made().role,
+        attack=attack.label,
+        role=attack.build().role,
         setting=setting,
         protocol=experiment.protocol,
         threat=experiment.threat,
-        reveals=tried.made().reveals,
+        reveals=attack.build().reveals,
     )
 
 
-def _refusal(experiment: Experiment, tried: AttackConfig, uploads: str) -> str | None:
+def _refusal(experiment: Experiment, attack: AttackConfig, uploads: str) -> str | None:
     model, scenario = blueprint(experiment.arm), experiment.scenario
-    server = scenario.server and scenario.server.made().refusal(model, scenario)
-    if scenario.server and tried.made().role == "bound":
+    server = scenario.server and scenario.server.build().refusal(model, scenario.threat, trains=False)
+    if scenario.server and attack.build().role == "bound":
         server = server or "is a bound of what honest servers see"
-    refusal = server or tried.refusal(model, experiment.threat)
-    if tried.made().role == "bound" and uploads != "direct":
+    refusal = server or attack.refusal(model, experiment.threat)
+    if attack.build().role == "bound" and uploads != "direct":
         return refusal or "is a bound: no recorded upload holds the gradients at all tokens"
     return refusal
 
 
-def _planned(arm: ModelConfig, tried: AttackConfig, cell: Cell, refusal: str | None, left_out: int) -> PlannedCell:
+def _described(arm: ModelConfig, attack: AttackConfig, cell: Cell, refusal: str | None, left_out: int) -> Cell:
+    """Add what is known of a cell before anything is run."""
     model = blueprint(arm)
-    return PlannedCell(
-        cell=cell,
+    return replace(
+        cell,
         refusal=refusal,
         left_out=left_out,
-        adapted=tried.adapted(cell.pipeline, model, cell.threat, cell.setting),
-        caveat=None if refusal else tried.caveat(model, cell.threat),
+        adapted=attack.adapted(cell.pipeline, model, cell.threat, cell.setting),
+        caveat=None if refusal else attack.caveat(model, cell.threat),
         upload_bytes=upload_bytes(arm),
     )
 
 
 def _trials(
-    experiment: Experiment, tried: AttackConfig, cell: Cell, shared: Mapping[str, Any], batches: Batches
+    experiment: Experiment, attack: AttackConfig, cell: Cell, shared: Mapping[str, Any], batches: Batches
 ) -> list[PlannedTrial]:
-    """One per picture that the server is after, without the pictures that the attack's prior was made of."""
+    """Plan a trial per picture that the server is after, without those that the attack's prior was made of."""
     arm, seed, threat = experiment.arm, experiment.scenario.seed, cell.threat.digest()  # once: trials are many
     specific = {
         "cell": _cell_record(cell, threat),
-        "attack": [tried.digest(), _code(ATTACKS.get(tried.name).__module__)],
+        "attack": [attack.digest(), _code(ATTACKS.get(attack.name).__module__)],
         "defences": [_code(DEFENCES.get(defence.name).__module__) for defence in cell.defences],
         "model": arm.digest(),
         # Features are looked up among all pictures.
         "gallery": [vars(entry) for batch in batches for entry in batch] if cell.reveals == "features" else None,
     }
     determined = _digest({**shared, **specific})
-    has_prior = tried.made().uses_natural_patches
+    has_prior = attack.build().uses_natural_patches
     return [
         PlannedTrial(
             key=_digest([determined, vars(entry), [vars(mate) for mate in batch]]),
@@ -126,18 +152,18 @@ def _trials(
             cell=cell,
             seed=seed,
             arm=arm,
-            attack=tried,
+            attack=attack,
             picture=entry,
             batch=tuple(mate.name for mate in batch),
         )
-        for batch, wanted in zip(batches, _wanted(experiment, batches), strict=True)
+        for batch, targets in zip(batches, _wanted(experiment, batches), strict=True)
         if not (has_prior and any(measured_on(mate.name, mate.sha256) for mate in batch))
-        for entry in wanted
+        for entry in targets
     ]
 
 
 def _wanted(experiment: Experiment, batches: Batches) -> Batches:
-    """Of each upload the pictures that the server is after: of one that sends honest weights, all of them."""
+    """Pick from each upload the pictures that the server is after."""
     places = [experiment.scenario.wanted([entry.label for entry in batch]) for batch in batches]
     return [tuple(batch[place] for place in some) for batch, some in zip(batches, places, strict=True)]
 
@@ -147,19 +173,18 @@ def _digest(values: object) -> str:
 
 
 def _cell_record(cell: Cell, threat: str) -> dict[str, Any]:
-    fields = {name: getattr(cell, name) for name in Cell.__dataclass_fields__}
     defences = [config.model_dump(mode="json") for config in cell.defences]
-    return fields | {"setting": str(cell.setting), "threat": threat, "defences": defences}
+    return cell.identity | {"setting": str(cell.setting), "threat": threat, "defences": defences}
 
 
 @lru_cache
 def _code(module: str) -> str:
-    """Digest of another package's attack or defence; ours are in the digest of our own code."""
+    """Digest another package's attack or defence; ours are in the digest of our own code."""
     return "" if module.partition(".")[0] == "fedmjp" else provenance.package_digest(module)
 
 
 def _shared(experiment: Experiment) -> dict[str, Any]:
-    """What determines every trial of the experiment alike."""
+    """Collect what determines every trial of the experiment alike."""
     scenario, versions = experiment.scenario, provenance.versions()
     return {
         # Weights for LPIPS that arrive later make new trials, not stale ones.
@@ -178,7 +203,7 @@ def _stem(
     # Apart for pictures, batches, seeds, mask ratios, weights and threat models that differ.
     mates = " ".join(f"{mate.name} {mate.label} {mate.sha256}" for mate in batch)
     network = f"{arm.image_size} {arm.patch_size} {arm.classes} {cell.weights}"  # arms share the originals
-    apart = f"{mates} {seed} {cell.mask_ratio} {network} {entry.name} {threat}"
+    identity = f"{mates} {seed} {cell.mask_ratio} {network} {entry.name} {threat}"
     # The end of a name tells most; a file name must not be longer than file systems take.
     readable = entry.name.replace("/", "_")[-READABLE:]
-    return f"{readable}-{hashlib.sha256(apart.encode()).hexdigest()[:12]}"
+    return f"{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"

@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from fedmjp.benchmarks.leaderboard.entries import EXACT, LEAKAGE, Board, Entry
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
 from fedmjp.benchmarks.leaderboard.headline import crops_title, exactly, headline, pictures, recovery
 from fedmjp.benchmarks.leaderboard.listing import grouped, listed
 from fedmjp.benchmarks.report import numbers
 from fedmjp.benchmarks.report.findings import deployed
 from fedmjp.benchmarks.report.legend import update_title
+from fedmjp.metrics import EXACT
 from fedmjp.threat import ThreatModel
 
 BROKEN = 0.5  # share of pictures recovered exactly from which on nobody would rely on a defence

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedmjp.benchmarks.folder.pictures import files_of, load_png
+from fedmjp.benchmarks.folder.pictures import load_png
 from fedmjp.benchmarks.folder.store import Trial
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.drawings import save_photographs
 
 if TYPE_CHECKING:
-    from fedmjp.benchmarks.plan.experiment import PlannedTrial
+    from fedmjp.benchmarks.plan.trial_plan import PlannedTrial
 
 CELL_INCHES = 1.15
 LABEL_INCHES = 1.45
@@ -43,9 +43,9 @@ def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictu
     one_each = {plan.picture.name: plan for plan in planned}
     shuffled = {p.picture.name: p for p in planned if p.cell.pipeline.shuffles or p.cell.setting != "a"}
     names = list(one_each)[:COLUMNS]
-    rows = [_Row("original x", {n: pictures / files_of(plan)["clean"] for n, plan in one_each.items()})]
+    rows = [_Row("original x", {n: pictures / plan.files["clean"] for n, plan in one_each.items()})]
     if shuffled:
-        rows.append(_Row("shuffled x~", {n: pictures / files_of(plan)["shuffled"] for n, plan in shuffled.items()}))
+        rows.append(_Row("shuffled x~", {n: pictures / plan.files["shuffled"] for n, plan in shuffled.items()}))
     rows += _reconstruction_rows(planned, trials, pictures)
     figure = Figure(figsize=(LABEL_INCHES + CELL_INCHES * len(names), (CELL_INCHES + CAPTION_INCHES) * len(rows)))
     axes = figure.subplots(len(rows), len(names), squeeze=False)
@@ -68,7 +68,7 @@ def _reconstruction_rows(planned: Sequence[PlannedTrial], trials: Sequence[Trial
         if cell.role == "floor" or plan.key not in finished or not is_shown:
             continue
         row = rows.setdefault(_label(cell), _Row(_label(cell)))
-        row.files[name] = pictures / files_of(plan)["reconstruction"]
+        row.files[name] = pictures / plan.files["reconstruction"]
         if "psnr" in finished[plan.key]:
             psnr = f"{cell.setting} {finished[plan.key]['psnr']:.1f}"
             row.captions[name] = f"{row.captions[name]} | {psnr}" if name in row.captions else psnr

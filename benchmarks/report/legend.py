@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from fedmjp.benchmarks.leaderboard.entries import EXACT, FLAT, LEAKAGE, Board, Verdict
+from fedmjp.benchmarks.leaderboard.entries import FLAT, LEAKAGE, Board, Verdict
 from fedmjp.benchmarks.leaderboard.headline import crops_title
 from fedmjp.benchmarks.leaderboard.measures import EXACT_FEATURE
 from fedmjp.defences.pipeline import NONE
-from fedmjp.metrics import METRICS
+from fedmjp.metrics import EXACT, METRICS
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
 

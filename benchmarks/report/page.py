@@ -15,7 +15,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from fedmjp.benchmarks.leaderboard.entries import EXACT, Entry
+from fedmjp.benchmarks.leaderboard.entries import Entry
 from fedmjp.benchmarks.leaderboard.headline import exactly, headline, recovery, server_name
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.report import details, front, legend, numbers
@@ -27,6 +27,7 @@ from fedmjp.benchmarks.report.plots import inline
 from fedmjp.benchmarks.report.reported import reported_table
 from fedmjp.benchmarks.report.tables import Report, servers
 from fedmjp.benchmarks.report.thumbnails import thumbnails
+from fedmjp.metrics import EXACT
 
 FILTERS = {
     "server sees": "Threat",

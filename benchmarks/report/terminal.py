@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedmjp.benchmarks.leaderboard.entries import EXACT, Board, Entry
+from fedmjp.benchmarks.leaderboard.entries import Board, Entry
 from fedmjp.benchmarks.leaderboard.headline import exactly, headline
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.report.advice import advice
@@ -26,6 +26,7 @@ from fedmjp.benchmarks.report.legend import (
     LEAKAGE_HEADING,
 )
 from fedmjp.benchmarks.report.tables import Report
+from fedmjp.metrics import EXACT
 from fedmjp.texts import printable
 
 # Columns that a narrow terminal leaves out, in this order.

@@ -12,20 +12,21 @@ from torch import Tensor
 from fedmjp import provenance
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.adversary import Adversary
-from fedmjp.attacks.natural_patches import measured_on
-from fedmjp.benchmarks.folder.pictures import PictureKeeper, files_of
-from fedmjp.benchmarks.folder.store import COLOUR, Store, Trial
-from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Plan, PlannedTrial
-from fedmjp.benchmarks.running import evaluator
-from fedmjp.benchmarks.running.gallery import Gallery
+from fedmjp.attacks.held_out import measured_on
+from fedmjp.benchmarks.folder.pictures import png_of
+from fedmjp.benchmarks.folder.store import Trial
+from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
+from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, TrialPlan
 from fedmjp.benchmarks.running.progress import RunProgress
 from fedmjp.benchmarks.uploads.direct import one_upload
 from fedmjp.benchmarks.uploads.source import Batch, UploadSource, described
 from fedmjp.config import ModelConfig
-from fedmjp.errors import RecordError
+from fedmjp.errors import Failure, RecordError
 from fedmjp.exchange import Exchange
-from fedmjp.memory import return_free_memory
+from fedmjp.metrics.gallery import Gallery
+from fedmjp.metrics.scoring import expand_disclosure, match, score_disclosure
 from fedmjp.private import PrivateBatch
+from fedmjp.processes import return_free_memory
 from fedmjp.records import Disclosure, Features, Reconstruction
 from fedmjp.settings import Picture, Setting
 
@@ -48,7 +49,7 @@ class Job:
 
     @property
     def arm(self) -> ModelConfig:
-        """Which the uploads are of."""
+        """Return the network that the uploads are of."""
         return self.trials[0].arm
 
 
@@ -63,84 +64,92 @@ _Trials = Sequence[PlannedTrial]
 
 
 @dataclass(frozen=True)
+class StackResults:
+    """Rows of the trials on a few uploads, and pictures to keep: the content of PNG files by their names."""
+
+    rows: list[Trial]
+    pictures: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Engine:
-    """Works an experiment off: uploads from ``source``, rows into ``store``, pictures, if any are kept, elsewhere."""
+    """Attacks and scores the trials of one experiment; writes nothing.
+
+    Attributes:
+        experiment: Whose trials are run.
+        source: Gives the uploads.
+        progress: Hears of each attack's iterations.
+        shows_pictures: Whether results bring pictures along.
+        revision: Git revision that rows name; None asks the source tree of this process.
+    """
 
     experiment: Experiment
-    pictures: PictureKeeper | None
-    store: Store
-    progress: RunProgress
     source: UploadSource
+    progress: RunProgress = field(default_factory=RunProgress)
+    shows_pictures: bool = True
+    revision: Mapping[str, Any] | None = None
     _galleries: dict[str, Gallery] = field(default_factory=dict)  # by the weights that were sent
 
-    def run(self, planned: _Trials, source_error: str | None = None) -> None:
-        """Run the trials of this experiment that are not finished; failed ones are tried again.
+    def results(self, trials: _Trials, source_error: str | None = None) -> Iterator[StackResults]:
+        """Run trials on a few uploads, and give results stack by stack, so that an interruption loses at most one.
 
         Every trial ends as a row: "ok", or "failed" with its error.
 
         Args:
-            planned: Of this experiment.
-            source_error: Why uploads that the source does not have could not be recorded; the source's own word
-                if None.
+            trials: Of one job.
+            source_error: Why uploads that the source lacks could not be recorded; the source's own reason if None.
         """
-        for job in _jobs(0, planned, self._finished(planned)):
-            self.work(job, source_error)
-
-    def work(self, job: Job, source_error: str | None = None) -> None:
-        """Work a job off, except for trials that another run on the same database has finished since.
-
-        Rows are written stack by stack, so that an interruption loses no more than one.
-
-        Raises:
-            StoreError: If the database failed.
-            OutputError: If pictures cannot be written.
-        """
-        finished = self._finished(job.trials)
-        self.progress.trials(len(finished))
-        trials = [trial for trial in job.trials if trial.key not in finished]
         exchanges = self.source.uploads(list(_by_batch(trials)))
         recorded = {batch: exchange for batch, exchange in exchanges.items() if isinstance(exchange, Exchange)}
         reasons = {batch: source_error or reason for batch, reason in exchanges.items() if isinstance(reason, str)}
         if reasons:
             self.source.stale()
-        self._put([self._failed(trial, reasons[trial.batch]) for trial in trials if trial.batch in reasons])
+            yield StackResults(
+                [self._failed(trial, reasons[trial.batch]) for trial in trials if trial.batch in reasons]
+            )
         for attack in dict.fromkeys(trial.attack for trial in trials):
             by_batch = _by_batch(trial for trial in trials if trial.attack == attack and trial.batch in recorded)
             for stack in _in_chunks(list(by_batch), ATTACKS.get(attack.name).stack):
-                made = self._reconstruct_each(attack, {batch: recorded[batch] for batch in stack})
-                self._put([row for batch in stack for row in self._rows(by_batch[batch], recorded[batch], made[batch])])
+                outcomes = self._reconstruct_each(attack, {batch: recorded[batch] for batch in stack})
+                results = StackResults([])
+                for batch in stack:
+                    self._score(by_batch[batch], recorded[batch], outcomes[batch], results)
+                yield results
         return_free_memory()
 
-    def give_up(self, job: Job, error: str) -> None:
-        """Make what is missing of a job failed rows, without trying it again."""
-        finished = self._finished(job.trials)
-        self.store.put([self._failed(trial, error) for trial in job.trials if trial.key not in finished])
+    def give_up(self, trials: _Trials, error: str) -> StackResults:
+        """Make failed rows of trials, without trying them.
 
-    def _finished(self, trials: _Trials) -> set[str]:
-        return self.store.finished([trial.key for trial in trials])
+        Args:
+            trials: Of this experiment.
+            error: The reason.
+        """
+        return StackResults([self._failed(trial, error) for trial in trials])
 
-    def _reconstruct_each(self, attack: AttackConfig, held: Mapping[Batch, Exchange]) -> dict[Batch, _Attacked | str]:
-        """Per upload what is disclosed, or the error that the attack ended with.
+    def _reconstruct_each(
+        self, attack: AttackConfig, exchanges: Mapping[Batch, Exchange]
+    ) -> dict[Batch, _Attacked | Failure]:
+        """Attack each upload: what is disclosed, or the error that the attack ended with.
 
         Uploads of the same weights go in one stack; if that fails, one by one, so that an upload
         that cannot be attacked does not take the others with it.
         """
-        made: dict[Batch, _Attacked | str] = {}
-        for weights in dict.fromkeys(exchange.upload.weights for exchange in held.values()):
-            stack = {batch: exchange for batch, exchange in held.items() if exchange.upload.weights == weights}
+        outcomes: dict[Batch, _Attacked | Failure] = {}
+        for weights in dict.fromkeys(exchange.upload.weights for exchange in exchanges.values()):
+            stack = {batch: exchange for batch, exchange in exchanges.items() if exchange.upload.weights == weights}
             try:
-                made |= self._reconstruct(attack, stack)
+                outcomes |= self._reconstruct(attack, stack)
             except Exception as error:  # noqa: BLE001 (any error of an attack is a result, told upload by upload)
                 if len(stack) == 1:
-                    made |= dict.fromkeys(stack, described(error))
+                    outcomes |= dict.fromkeys(stack, Failure(described(error)))
                     continue
                 for batch, exchange in stack.items():
-                    made |= self._reconstruct_each(attack, {batch: exchange})
-        return made
+                    outcomes |= self._reconstruct_each(attack, {batch: exchange})
+        return outcomes
 
     def _reconstruct(self, attack: AttackConfig, stack: Mapping[Batch, Exchange]) -> dict[Batch, _Attacked]:
         """Let the adversary at uploads of the same weights."""
-        if attack.made().uses_natural_patches:
+        if attack.build().uses_natural_patches:
             _refuse_known([exchange.private for exchange in stack.values()])
         weights = next(iter(stack.values())).upload.weights
         model = self.source.model(weights)
@@ -150,50 +159,55 @@ class Engine:
         disclosures = adversary.reconstruct(
             attack.name, uploads, attack.options, then=attack.then, on_progress=self.progress.optimisation
         )
-        seconds = (time.perf_counter() - started) / sum(len(self._wanted(each).pictures) for each in stack.values())
+        seconds = (time.perf_counter() - started) / sum(
+            len(self._wanted(recorded).pictures) for recorded in stack.values()
+        )
         return {batch: _Attacked(disclosed, seconds) for batch, disclosed in zip(stack, disclosures, strict=True)}
 
-    def _rows(self, trials: _Trials, recorded: Exchange, made: _Attacked | str) -> list[Trial]:
-        """Trials that share an upload and what was made of it, scored in their settings."""
-        if isinstance(made, str):
-            return [self._failed(trial, made) for trial in trials]
+    def _score(self, trials: _Trials, recorded: Exchange, outcome: _Attacked | Failure, results: StackResults) -> None:
+        """Score what was made of an upload in the settings of its trials, and add rows and pictures to the results."""
+        if isinstance(outcome, Failure):
+            results.rows.extend(self._failed(trial, outcome.reason) for trial in trials)
+            return
         private = self._wanted(recorded)
-        disclosed = _of_each(made.disclosed, len(private.pictures))
-        rows: list[Trial] = []
+        disclosed = expand_disclosure(outcome.disclosed, len(private.pictures))
         for setting in sorted({trial.cell.setting for trial in trials}):
             in_setting = [trial for trial in trials if trial.cell.setting is setting]
             try:
                 values = self._scores(disclosed, private, recorded.upload.weights, setting)
             except Exception as error:  # noqa: BLE001 (any error of a score is a row)
-                rows += [self._failed(trial, described(error)) for trial in in_setting]
+                results.rows.extend(self._failed(trial, described(error)) for trial in in_setting)
                 continue
-            rows += [self._scored(trial, private, recorded.upload.weights, made, values) for trial in in_setting]
-        if isinstance(disclosed, Reconstruction):
-            self._save_pictures(trials, private, disclosed)
-        return rows
+            weights = recorded.upload.weights
+            results.rows.extend(self._scored(trial, private, weights, outcome, values) for trial in in_setting)
+        if self.shows_pictures and isinstance(disclosed, Reconstruction):
+            results.pictures.update(_pictures(trials, private, disclosed))
 
     def _wanted(self, recorded: Exchange) -> PrivateBatch:
-        """What the server is after of the pictures behind an upload."""
+        """Pick the pictures that the server is after of those behind an upload."""
         places = self.experiment.scenario.wanted(recorded.private.labels.tolist())
         return recorded.private.of_places(places)
 
     def _scores(
         self, disclosed: Disclosure, private: PrivateBatch, weights: str, setting: Setting
     ) -> dict[str, Tensor | None]:
-        if isinstance(disclosed, Features):
-            gallery = None if disclosed.features is None else self._gallery(weights)
-            return evaluator.score_features(disclosed, private, setting, gallery)
-        metrics, protocol = self.experiment.metrics, self.experiment.protocol
-        scores = evaluator.score(disclosed, private, setting, metrics=metrics, protocol=protocol)
-        return scores | {COLOUR: evaluator.score_of_colour(private)}
+        features = isinstance(disclosed, Features) and disclosed.features is not None
+        return score_disclosure(
+            disclosed,
+            private,
+            setting,
+            metrics=self.experiment.metrics,
+            protocol=self.experiment.protocol,
+            gallery=self._gallery(weights) if features else None,
+        )
 
     def _gallery(self, weights: str) -> Gallery:
-        """All pictures of the experiment before the network of these weights: only the last one is kept."""
+        """Show all pictures of the experiment to the network of these weights; only the last result is kept."""
         if weights not in self._galleries:
             self._galleries.clear()
             versions = {setting.compared_with for setting in self.experiment.settings}
-            made = Gallery.of(self.source.model(weights), weights, self.source.private(), versions)
-            self._galleries[weights] = made
+            gallery = Gallery.of(self.source.model(weights), weights, self.source.private(), versions)
+            self._galleries[weights] = gallery
         return self._galleries[weights]
 
     def _scored(
@@ -201,7 +215,7 @@ class Engine:
         trial: PlannedTrial,
         private: PrivateBatch,
         weights: str,
-        made: _Attacked,
+        attacked: _Attacked,
         values: Mapping[str, Tensor | None],
     ) -> Trial:
         place = private.pictures.index(trial.picture.name)
@@ -213,27 +227,10 @@ class Engine:
             # Nothing was masked or shuffled in the gradient of an undefended clean picture.
             realised_ratio=float(private.mask[place].float().mean()) if trial.cell.mask_ratio else 0.0,
             weights_sha256=weights,
-            attack_seconds=made.seconds,
+            attack_seconds=attacked.seconds,
             scores={name: None if value is None else float(value[place]) for name, value in values.items()},
-            diagnostics=dict(made.disclosed.diagnostics),
+            diagnostics=dict(attacked.disclosed.diagnostics),
         )
-
-    def _save_pictures(self, trials: _Trials, private: PrivateBatch, reconstruction: Reconstruction) -> None:
-        if self.pictures is None:
-            return
-        try:
-            order = evaluator.match(reconstruction.images, private.version(private.gradient_of))
-        except RecordError:
-            return  # told by the rows
-        for trial in {trial.picture.name: trial for trial in trials}.values():
-            place = private.pictures.index(trial.picture.name)
-            images = {str(version): private.version(version)[place] for version in Picture}
-            images["reconstruction"] = reconstruction.images[order[place]]
-            self.pictures.save({path: images[which] for which, path in files_of(trial).items()})
-
-    def _put(self, rows: list[Trial]) -> None:
-        self.store.put(rows)  # a row in the store has its pictures
-        self.progress.trials(len(rows))
 
     def _failed(self, trial: PlannedTrial, error: str) -> Trial:
         return self._row(trial, status="failed", error=error)
@@ -245,23 +242,31 @@ class Engine:
             picture=trial.picture.name,
             picture_sha256=trial.picture.sha256,
             seed=self.experiment.scenario.seed,
-            environment=_environment(),
+            environment=_environment() if self.revision is None else _environment_at(**self.revision),
             **outcome,
         )
 
 
-def _of_each(disclosed: Disclosure, pictures: int) -> Disclosure:
-    """What was made of one picture, for each that it is held against: who is behind it, a server does not know."""
-    if isinstance(disclosed, Reconstruction):
-        several = len(disclosed.images) > 1
-        return disclosed if several else replace(disclosed, images=disclosed.images.expand(pictures, -1, -1, -1))
-    if len(disclosed.labels) > 1:
-        return disclosed
-    features = None if disclosed.features is None else disclosed.features.expand(pictures, -1)
-    return replace(disclosed, labels=disclosed.labels.expand(pictures), features=features)
-
-
 _environment = lru_cache(maxsize=1)(provenance.environment)
+
+
+@lru_cache(maxsize=1)
+def _environment_at(**revision: Any) -> dict[str, Any]:
+    """Describe this machine, whose source tree is a copy of another's at a git revision."""
+    return _environment() | {"revision": revision}
+
+
+def _pictures(trials: _Trials, private: PrivateBatch, reconstruction: Reconstruction) -> Iterator[tuple[str, bytes]]:
+    """Encode the originals and the reconstruction of each private picture as PNG, by the names of the files."""
+    try:
+        order = match(reconstruction.images, private.version(private.gradient_of))
+    except RecordError:
+        return  # the rows say so
+    for trial in {trial.picture.name: trial for trial in trials}.values():
+        place = private.pictures.index(trial.picture.name)
+        images = {str(version): private.version(version)[place] for version in Picture}
+        images["reconstruction"] = reconstruction.images[order[place]]
+        yield from ((path, png_of(images[which])) for which, path in trial.files.items())
 
 
 def _refuse_known(batches: Iterable[PrivateBatch]) -> None:
@@ -272,13 +277,17 @@ def _refuse_known(batches: Iterable[PrivateBatch]) -> None:
                 raise RecordError(f"the prior of natural patches was measured on {name!r}: attack other pictures")
 
 
-def jobs(plan: Plan, finished: Collection[str] = ()) -> list[Job]:
-    """What is missing of a plan: all of it but the trials with these keys.
+def jobs(plan: TrialPlan, finished: Collection[str] = ()) -> list[Job]:
+    """Cut what is missing of a plan into jobs, in an order in which models and shared uploads are computed once.
 
-    Jobs of the same weights follow each other, so that models are built once; among them those that attack
-    uploads of the same pictures, so that these are computed once.
+    The first job of each part comes before all others, so that the time that is left can soon be told. Within both
+    groups jobs of the same weights follow each other, and among them those that attack uploads of the same pictures.
+
+    Args:
+        plan: Its cells and trials.
+        finished: Keys of trials to leave out.
     """
-    missing = [job for index, part in enumerate(plan.parts) for job in _jobs(index, part.trials, finished)]
+    missing = [job for index, part in enumerate(plan.parts) for job in jobs_of(index, part.trials, finished)]
     places = {arm: place for place, arm in enumerate(dict.fromkeys(job.arm for job in missing))}
     shared = [one_upload(part.experiment.scenario) for part in plan.parts]
     uploads: dict[Hashable, int] = {}
@@ -286,11 +295,18 @@ def jobs(plan: Plan, finished: Collection[str] = ()) -> list[Job]:
         replace(job, uploads=uploads.setdefault((job.trials[0].batch, shared[job.part]), len(uploads)))
         for job in missing
     ]
-    return sorted(grouped, key=lambda job: (places[job.arm], job.uploads))
+    first = {job.part: job for job in reversed(grouped)}
+    return sorted(grouped, key=lambda job: (first[job.part] is not job, places[job.arm], job.uploads))
 
 
-def _jobs(part: int, planned: _Trials, finished: Collection[str]) -> Iterator[Job]:
-    """Trials on a few uploads at a time, in the order of the plan."""
+def jobs_of(part: int, planned: _Trials, finished: Collection[str]) -> Iterator[Job]:
+    """Cut the trials of one part into jobs on a few uploads each, in the order of the plan.
+
+    Args:
+        part: Its place in the plan.
+        planned: All of its trials.
+        finished: Keys of trials to leave out.
+    """
     optimises = any(ATTACKS.get(trial.attack.name).optimises for trial in planned)
     # Cut before looking at what is finished: a stack of uploads, and with it the last bit of a score,
     # is the same whenever a run is interrupted.

@@ -1,31 +1,39 @@
-"""Workers that Ray serves: on this machine for one run, or on a cluster that is already running."""
+"""Workers that Ray serves: on this machine for one run, or on a cluster that is already running.
+
+They need no folder of this machine: pictures and weights travel through Ray's object store, this fedmjp as a module of
+the run's environment, and rows and pictures come back.
+"""
 
 import logging
 import math
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 import ray
 import torch
+from torchvision.transforms.v2 import functional as transforms
 
+import fedmjp
 from fedmjp import provenance
-from fedmjp.benchmarks.folder.output import MARK, OutputFolder
-from fedmjp.benchmarks.running.engine import Job
-from fedmjp.benchmarks.running.progress import RunProgress
-from fedmjp.benchmarks.running.workers import Bench, Setup
-from fedmjp.errors import BadInputError, ConfigError, FedmjpError, OutputError
+from fedmjp.benchmarks.plan.experiment import Experiment
+from fedmjp.benchmarks.plan.planning import decisive_facts
+from fedmjp.benchmarks.running.engine import Job, StackResults
+from fedmjp.benchmarks.running.runner import Setup, Workbench
+from fedmjp.config import Checkpoint
+from fedmjp.data.pictures import LabelledPicture
+from fedmjp.data.selection import Selection
+from fedmjp.errors import BadInputError, ConfigError, Failure, FedmjpError
 
-# Workers import first from where Ray was joined: there a user's own folder could have the name of one of our packages.
-HOME = Path(__file__).resolve().parents[2]
-PATIENCE = 10  # seconds that a cluster has to answer
-OBJECTS = 100_000_000  # bytes that jobs and the setup may take while they travel on one machine
+CODE = Path(fedmjp.__file__).resolve().parent
+PATIENCE = 10  # seconds that a cluster has to answer, and after which it is asked whether it lost a machine
+OBJECTS = 100_000_000  # bytes that jobs and results may take while they travel on one machine
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no word about what a later Ray will do
@@ -37,57 +45,265 @@ class WorkerError(FedmjpError):
     """Worker processes cannot do anything. Remedy: see the message; fewer workers need less memory."""
 
 
-class RayTeam:
-    """Workers, each an actor in its slot with at most one job, started with its first one.
+@dataclass(frozen=True)
+class StoredPictures:
+    """Pictures in Ray's object store, as a source: a machine gets those that its jobs are about."""
 
-    Args:
-        setup: What they work with; it says how many threads each has.
-        size: Number of slots.
-        gpus: For each of them, such as 0.5; on CPU each has a core instead.
+    images: Mapping[str, Any]  # references of (3, size, size) arrays
+    labels: Mapping[str, int]
+
+    @classmethod
+    def of(cls, selection: Selection) -> "StoredPictures":
+        """Put the pictures of a selection into the store, in 8 bits where that loses nothing.
+
+        Args:
+            selection: Its pictures are read here.
+
+        Raises:
+            DataError: If one cannot be read any more.
+        """
+        images, labels = {}, {}
+        for entry in selection.entries:
+            image = selection.load(entry).image
+            pixels = (image * 255).round().byte()
+            lossless = torch.equal(_as_floats(pixels), image)
+            images[entry.name] = ray.put((pixels if lossless else image).numpy())
+            labels[entry.name] = entry.label
+        return cls(images, labels)
+
+    def names(self) -> Sequence[str]:
+        """List the names of the pictures."""
+        return list(self.images)
+
+    def load(self, name: str) -> LabelledPicture:
+        """Get one picture.
+
+        Args:
+            name: Of the selection.
+        """
+        pixels = torch.from_numpy(ray.get(self.images[name]).copy())
+        return LabelledPicture(name, _as_floats(pixels), self.labels[name])
+
+
+def _as_floats(pixels: torch.Tensor) -> torch.Tensor:
+    image: torch.Tensor = transforms.to_dtype(pixels, torch.float32, scale=True)
+    return image
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a worker gets before its first job.
+
+    Attributes:
+        experiments: Those of the plan's parts, in order.
+        selection: The pictures of all of them.
+        shows_pictures: Whether results bring pictures along.
+        threads: Threads of torch.
+        weights: References of checkpoints' contents by SHA-256.
+        facts: What must be the same on the worker's machine as here.
+        revision: Git revision of the code, which its copies do not know.
     """
 
-    def __init__(self, setup: Setup, size: int, gpus: float) -> None:
-        self.size = size
-        self._setup = ray.put(setup)
-        self._here = provenance.code_digest()
-        self._actor = ray.remote(num_gpus=gpus, num_cpus=0 if gpus else 1)(_Remote)
+    experiments: tuple[Experiment, ...]
+    selection: Selection
+    shows_pictures: bool
+    threads: int
+    weights: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
+    revision: Mapping[str, Any] = field(default_factory=provenance.revision)
+
+    @classmethod
+    def of(cls, setup: Setup, threads: int) -> "Assignment":
+        """State what workers need to know of a run.
+
+        Args:
+            setup: Of the run.
+            threads: Threads of torch in each worker.
+        """
+        facts = decisive_facts(setup.experiments)
+        return cls(setup.experiments, setup.selection, setup.keep != "none", threads, facts=facts)
+
+    def travelling(self) -> "Assignment":
+        """Put pictures and weights into Ray's object store, for machines that do not have these files."""
+        arms = {experiment.arm for experiment in self.experiments}
+        files = {arm.weights.sha256: Path(arm.weights.path) for arm in arms if arm.weights}
+        weights = {sha256: ray.put(path.read_bytes()) for sha256, path in files.items()}
+        source = StoredPictures.of(self.selection)
+        return replace(self, selection=replace(self.selection, source=source), weights=weights)
+
+    def require_same_machine(self) -> None:
+        """Refuse a machine that would compute other trials than the one that the run was started on.
+
+        Raises:
+            WorkerError: With the first difference.
+        """
+        machine = platform.node()
+        try:
+            facts = decisive_facts(self.experiments)
+        except FedmjpError as error:
+            raise WorkerError(f"{machine} of the Ray cluster cannot do this work: {error}") from None
+        for name, expected in self.facts.items():
+            if facts[name] != expected:
+                raise WorkerError(
+                    f"{machine} of the Ray cluster would compute other trials: {name} is {facts[name]} there and "
+                    f"{expected} here; install the same on every machine"
+                )
+
+    def with_files(self, folder: Path) -> "Assignment":
+        """Write the weights that travelled into a folder of this machine, and name them there.
+
+        Args:
+            folder: Must exist.
+        """
+        if not self.weights:
+            return self
+        return replace(self, experiments=tuple(self._moved(experiment, folder) for experiment in self.experiments))
+
+    def _moved(self, experiment: Experiment, folder: Path) -> Experiment:
+        scenario, weights = experiment.scenario, experiment.scenario.model.weights
+        if weights is None:
+            return experiment
+        path = folder / f"{weights.sha256}{Path(weights.path).suffix}"
+        if not path.exists():
+            path.write_bytes(ray.get(self.weights[weights.sha256]))
+        model = scenario.model.model_copy(update={"weights": Checkpoint(path=str(path), sha256=weights.sha256)})
+        return experiment.model_copy(update={"scenario": scenario.model_copy(update={"model": model})})
+
+
+class Worker:
+    """A worker in a process of its own."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self._bench: Workbench | None = None
+        torch.set_num_threads(assignment.threads)
+
+    def work(self, job: Job) -> Iterator[StackResults]:
+        """Run a job.
+
+        Args:
+            job: Of the plan whose experiments the worker has.
+
+        Raises:
+            WorkerError: If this machine would compute other trials.
+        """
+        self._bench = self._bench or self._prepare()
+        yield from self._bench.engine(job.part).results(job.trials)
+
+    def _prepare(self) -> Workbench:
+        self._assignment.require_same_machine()
+        self._folder = TemporaryDirectory(prefix="fedmjp-")
+        local = self._assignment.with_files(Path(self._folder.name))
+        return Workbench(
+            local.experiments, local.selection, shows_pictures=local.shows_pictures, revision=local.revision
+        )
+
+
+class RayTeam:
+    """Workers, each an actor with at most one job, started with its first one.
+
+    Args:
+        assignment: What they work with.
+        kind: Resource of which each worker takes some: CPU or GPU.
+        share: How much of it a worker takes, such as half a GPU.
+    """
+
+    def __init__(self, assignment: Assignment, kind: str, share: float) -> None:
+        self._assignment = ray.put(assignment)
+        self._kind, self._share = kind, share
+        gpus, cores = (share, 0.0) if kind == "GPU" else (0.0, share)
+        self._actor = ray.remote(num_gpus=gpus, num_cpus=cores)(Worker)
         self._actors: dict[int, Any] = {}
-        self._ready: list[Any] = []
+        self._ready: dict[int, Any] = {}
         self._running: dict[Any, int] = {}
+        self._has_worked, self._number = False, 0
 
-    def give(self, slot: int, job: Job) -> None:
-        """Start a job, and an actor for it if need be."""
-        if slot not in self._actors:
-            self._actors[slot] = self._actor.remote(self._setup, self._here)
-            self._ready.append(self._actors[slot].__ray_ready__.remote())
-        self._running[self._actors[slot].work.remote(job)] = slot
+    def workers(self) -> list[int]:
+        """List the numbers of the workers that the cluster has room for: those that run, then new ones.
 
-    def wait(self) -> tuple[int, str | None]:
-        """Wait until a job has ended, well or with its worker.
+        Raises:
+            WorkerError: If there is no room for any.
+        """
+        room = self._room()
+        if not room and not self._running:
+            raise WorkerError(f"the Ray cluster has no {self._kind} any more; finished trials are kept, run again")
+        new = range(self._number, self._number + room - len(self._actors))
+        return [*self._actors, *new]
+
+    def _room(self) -> int:
+        return math.floor(float(ray.cluster_resources().get(self._kind, 0)) / self._share + 1e-9)
+
+    def give(self, worker: int, job: Job, *, alone: bool) -> None:
+        """Start a job, and an actor for it if there is none.
+
+        Args:
+            worker: Which one, of ``workers``; it has no job.
+            job: What it is to do.
+            alone: Whether all idle workers end first, this one included: the job has a new one to itself.
+        """
+        if alone:
+            for idle in self._actors.keys() - set(self._running.values()):
+                self._end(idle)
+        if worker not in self._actors:
+            self._number = max(self._number, worker + 1)
+            self._actors[worker] = self._actor.remote(self._assignment)
+            self._ready[worker] = self._actors[worker].__ray_ready__.remote()
+        self._running[self._actors[worker].work.remote(job)] = worker
+
+    def wait(self) -> tuple[int, StackResults | Failure | None]:
+        """Wait for results of a job, or its end, well or with its worker.
 
         Returns:
-            The slot, and what its worker died of; None if it lives. The slot's next job starts another worker.
+            The worker, and its results; or what it died of; or None if its job is done. The next job of a worker that
+            died starts another one.
 
         Raises:
             FedmjpError: If the job ended with an error that ends the run.
             WorkerError: If no worker has got to work.
         """
-        (ended,), _ = ray.wait(list(self._running), num_returns=1)
-        slot = self._running.pop(ended)
+        while True:
+            answered, _ = ray.wait(list(self._running), num_returns=1, timeout=PATIENCE)
+            if answered:
+                return self._receive(answered[0])
+            lost = self._homeless()
+            if lost is not None:
+                self._running = {results: worker for results, worker in self._running.items() if worker != lost}
+                self._end(lost)
+                return lost, Failure("the Ray cluster lost the machine that was to run it.")
+
+    def _receive(self, results: Any) -> tuple[int, StackResults | Failure | None]:
+        worker = self._running[results]
         try:
-            ray.get(ended)
+            received: StackResults = ray.get(next(results))
+        except StopIteration:
+            del self._running[results]
+            return worker, None
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None)
             if isinstance(cause, FedmjpError):
                 raise cause from None
-            ray.kill(self._actors.pop(slot))
+            del self._running[results]
             reason = str(error).strip().splitlines()[-1].strip()
-            if not any(map(_succeeded, self._ready)):
+            has_started = self._has_worked or any(map(_succeeded, self._ready.values()))
+            self._end(worker)
+            if not has_started:
                 raise WorkerError(
                     f"a worker process died before it got to work ({reason}); try fewer workers"
                 ) from None
-            return slot, f"{reason} Mostly for want of memory: lower --workers"
-        return slot, None
+            return worker, Failure(f"{reason} Mostly for want of memory: lower --workers")
+        self._has_worked = True
+        return worker, received
+
+    def _homeless(self) -> int | None:
+        """Find a worker that waits for a machine, where there is none for it any more."""
+        if len(self._actors) <= self._room():
+            return None
+        waiting = (worker for worker in self._running.values() if not _succeeded(self._ready[worker]))
+        return next(waiting, None)
+
+    def _end(self, worker: int) -> None:
+        ray.kill(self._actors.pop(worker))
+        self._has_worked |= _succeeded(self._ready.pop(worker))
 
 
 def _succeeded(call: Any) -> bool:
@@ -98,67 +314,57 @@ def _succeeded(call: Any) -> bool:
     return True
 
 
-class _Remote:
-    """A worker in a process of its own; it works where fedmjp and the output folder are the same."""
-
-    def __init__(self, setup: Setup, code: str) -> None:
-        self._setup, self._code = setup, code
-        torch.set_num_threads(setup.threads or 1)
-
-    def work(self, job: Job) -> None:
-        """Work a job off."""
-        self._bench.engine(job.part).work(job)
-
-    @cached_property
-    def _bench(self) -> Bench:
-        machine, root = platform.node(), self._setup.output.root
-        if provenance.code_digest() != self._code:
-            raise WorkerError(f"{machine} of the Ray cluster has another fedmjp; install the same on every machine")
-        if not (root / MARK).exists():
-            raise OutputError(f"{machine} of the Ray cluster does not see {root}; name a shared --output")
-        return self._setup.bench(RunProgress())
-
-
 @contextmanager
 def local_team(setup: Setup, workers: int) -> Iterator[RayTeam]:
-    """Workers of a Ray on this machine, which ends with the run, however that ends."""
+    """Start a Ray on this machine, which ends with the run, however that ends.
+
+    Args:
+        setup: Of the run.
+        workers: Number of processes.
+    """
     os.environ.update(ON_THIS_MACHINE)
     gpus = torch.cuda.device_count() if setup.device == "cuda" else 0
     threads = setup.threads or max(1, provenance.hardware()["cores"] // workers)
     with _connected(
         "local", num_cpus=workers, num_gpus=gpus, object_store_memory=OBJECTS, _node_ip_address="127.0.0.1"
     ):
-        yield RayTeam(_travelling(setup, threads), workers, 1 / math.ceil(workers / gpus) if gpus else 0)
+        kind, share = ("GPU", 1 / math.ceil(workers / gpus)) if gpus else ("CPU", 1)
+        yield RayTeam(Assignment.of(setup, threads), kind, share)
 
 
 @contextmanager
 def cluster_team(setup: Setup, address: str) -> Iterator[RayTeam]:
-    """Workers on a cluster, as many as it has cores, or GPUs on CUDA.
+    """Have workers on a cluster, as many as it has cores, or GPUs on CUDA.
+
+    Args:
+        setup: Of the run.
+        address: HOST:PORT of the cluster's head.
 
     Raises:
         BadInputError: If it does not answer, or cannot do this work.
     """
     _knock(address)
-    with _connected(address):
-        _refuse_files_of_one_machine(setup)
-        kind = "GPU" if setup.device == "cuda" else "CPU"
-        size = int(ray.cluster_resources().get(kind, 0))
-        if not size:
-            raise BadInputError(f"the Ray cluster has no {kind}; take another --device")
-        yield RayTeam(_travelling(setup, setup.threads or 1), size, int(kind == "GPU"))
+    with TemporaryDirectory(prefix="fedmjp-") as folder:  # what Ray packs follows links
+        (Path(folder) / CODE.name).symlink_to(CODE)
+        environment = {"working_dir": folder, "excludes": ["__pycache__"]}
+        with _connected(address, runtime_env=environment):
+            yield _team_on_cluster(setup)
 
 
-def _travelling(setup: Setup, threads: int) -> Setup:
-    """As processes need it that start in another folder."""
-    return replace(setup, output=OutputFolder(setup.output.root.absolute()), threads=threads)
+def _team_on_cluster(setup: Setup) -> RayTeam:
+    kind = "GPU" if setup.device == "cuda" else "CPU"
+    if not int(ray.cluster_resources().get(kind, 0)):
+        raise BadInputError(f"the Ray cluster has no {kind}; take another --device")
+    return RayTeam(Assignment.of(setup, setup.threads or 1).travelling(), kind, 1)
 
 
 @contextmanager
 def _connected(address: str, **options: Any) -> Iterator[None]:
-    """Ray, connected; at the end disconnected, which ends our workers and leaves a cluster running."""
+    """Connect to Ray; at the end disconnect, which ends our workers and leaves a cluster running."""
     os.environ.update(ENVIRONMENT)
     try:
-        with chdir(HOME):
+        # Workers import from where Ray was joined: there a user's own folder could have the name of our package.
+        with chdir(CODE.parent):
             ray.init(address, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
@@ -170,7 +376,7 @@ def _connected(address: str, **options: Any) -> Iterator[None]:
 
 
 def _knock(address: str) -> None:
-    """Ray itself would try for minutes."""
+    """Refuse an address where nothing answers: Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(f"--ray {address!r} is not of the form HOST:PORT")
@@ -181,12 +387,3 @@ def _knock(address: str) -> None:
             raise BadInputError(
                 f"no Ray cluster answered at {address} within {PATIENCE} s; start one with `ray start --head`"
             ) from None
-
-
-def _refuse_files_of_one_machine(setup: Setup) -> None:
-    machines = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
-    if (not setup.database or setup.database.startswith("sqlite")) and machines != {platform.node()}:
-        raise ConfigError(
-            f"the cluster has {', '.join(sorted(machines))}, and SQLite files are safe on one machine alone: "
-            "give a PostgreSQL database"
-        )

@@ -9,20 +9,23 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from fedmjp.benchmarks.folder.pictures import files_of
 from fedmjp.benchmarks.folder.store import Store
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.files import PARTIAL
 
 if TYPE_CHECKING:
-    from fedmjp.benchmarks.plan.experiment import Keep, Plan, PlannedTrial
+    from fedmjp.benchmarks.plan.experiment import Keep
+    from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, TrialPlan
 
 
 def extremes(cell: pd.DataFrame) -> dict[str, str]:
-    """The trials of a cell that stand for it, label to key: the most revealing, the median and the least revealing.
+    """Pick the trials that stand for a cell, label to key: the most revealing, the median and the least revealing.
 
     By PSNR in ``cell``, trials as ``Store.frame`` gives them: the lower median where there are two, equal ones by
     key. Empty without a finished trial; the same trial under several labels where there are few.
+
+    Args:
+        cell: Trials as ``Store.frame`` gives them.
     """
     finished = cell[cell["status"] == "ok"]
     ranked = sorted(
@@ -43,15 +46,15 @@ class Retention:
     b and c. A file goes when no cell in work writes it and no complete one shows it.
     """
 
-    def __init__(self, keep: Keep, plan: Plan, pictures: Path, store: Store) -> None:
+    def __init__(self, keep: Keep, plan: TrialPlan, pictures: Path, store: Store) -> None:
         self._keep, self._pictures, self._store = keep, pictures, store
         self._trials: defaultdict[Cell, dict[str, PlannedTrial]] = defaultdict(dict)
         self._cells_of: defaultdict[Path, set[Cell]] = defaultdict(set)
-        for trial in plan.trials:
+        for trial in plan.tasks:
             self._trials[trial.cell][trial.key] = trial
             for path in self._files(trial):
                 self._cells_of[path].add(trial.cell)
-        finished = store.finished([trial.key for trial in plan.trials])
+        finished = store.finished([trial.key for trial in plan.tasks])
         self._pending = {cell: trials.keys() - finished for cell, trials in self._trials.items()}
         self._in_work = {cell for cell, pending in self._pending.items() if 0 < len(pending) < len(self._trials[cell])}
         self._shown: set[Path] = set()
@@ -60,12 +63,20 @@ class Retention:
                 self._show(cell)
         self.sweep()
 
-    def starts(self, trials: Iterable[PlannedTrial]) -> None:
-        """These trials are about to be tried."""
+    def start(self, trials: Iterable[PlannedTrial]) -> None:
+        """Spare the pictures of cells whose trials are about to be run.
+
+        Args:
+            trials: Of one job.
+        """
         self._in_work |= {trial.cell for trial in trials}
 
-    def ends(self, trials: Iterable[PlannedTrial]) -> None:
-        """These trials were tried: they have rows."""
+    def mark_finished(self, trials: Iterable[PlannedTrial]) -> None:
+        """Record that trials have rows, and delete the pictures that complete cells need not keep.
+
+        Args:
+            trials: Of one job.
+        """
         touched = dict.fromkeys(trial.cell for trial in trials)
         for trial in trials:
             self._pending[trial.cell].discard(trial.key)
@@ -82,7 +93,7 @@ class Retention:
         self._delete(self._pictures.rglob("*.png"))
 
     def _files(self, trial: PlannedTrial) -> list[Path]:
-        return [self._pictures / name for name in files_of(trial).values()]
+        return [self._pictures / name for name in trial.files.values()]
 
     def _show(self, cell: Cell) -> None:
         trials = self._trials[cell]

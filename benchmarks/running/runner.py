@@ -1,22 +1,29 @@
-"""Runs what is missing of a plan, where and with how many processes it is asked to."""
+"""Runs what is missing of a plan: in this process, in others of this machine, or on a Ray cluster.
+
+Whoever computes gives rows and pictures back; this process alone writes them.
+"""
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedmjp.benchmarks.campaign.prepare import Prepared
 from fedmjp.benchmarks.folder.output import OutputFolder
-from fedmjp.benchmarks.plan.experiment import Plan
-from fedmjp.benchmarks.running.engine import Job, jobs
+from fedmjp.benchmarks.folder.store import Store
+from fedmjp.benchmarks.plan.experiment import Experiment, Keep
+from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, TrialPlan
+from fedmjp.benchmarks.running.engine import Engine, Job, StackResults, jobs, jobs_of
 from fedmjp.benchmarks.running.progress import RunProgress
 from fedmjp.benchmarks.running.retention import Retention
-from fedmjp.benchmarks.running.workers import Bench, Setup
+from fedmjp.benchmarks.uploads.direct import DirectUploads, Memory
+from fedmjp.data.selection import Selection
+from fedmjp.errors import Failure
 
 if TYPE_CHECKING:
     from fedmjp.benchmarks.running.ray_workers import RayTeam
@@ -24,10 +31,127 @@ if TYPE_CHECKING:
 SECONDS_PER_HOUR = 3600
 
 
+@dataclass(frozen=True)
+class Setup:
+    """What a run works with.
+
+    Attributes:
+        output: Folder that pictures go to.
+        experiments: Those of the plan's parts, in order.
+        selection: The pictures of all of them.
+        database: URL of the trials; the output folder's own file if empty.
+        keep: Which pictures stay.
+        threads: Threads of torch per process; None shares the cores out. Other numbers of threads can change the
+            last bits of a score.
+    """
+
+    output: OutputFolder
+    experiments: tuple[Experiment, ...]
+    selection: Selection
+    database: str = ""
+    keep: Keep = "extremes"
+    threads: int | None = None
+
+    def store(self) -> Store:
+        """Open the database of trials."""
+        return self.output.store(self.database)
+
+    @property
+    def device(self) -> str:
+        """Return where attacks run: cpu or cuda."""
+        return self.experiments[0].scenario.device
+
+
+@dataclass
+class Workbench:
+    """One process's engines, each built when a job first needs it.
+
+    Attributes:
+        experiments: Those of the plan's parts, in order.
+        selection: The pictures of all of them.
+        progress: Hears of each attack's iterations.
+        shows_pictures: Whether results bring pictures along.
+        revision: Git revision that rows name; None asks the source tree of this process.
+    """
+
+    experiments: Sequence[Experiment]
+    selection: Selection
+    progress: RunProgress = field(default_factory=RunProgress)
+    shows_pictures: bool = True
+    revision: Mapping[str, Any] | None = None
+    _memory: Memory = field(default_factory=Memory)
+    _engines: dict[int, Engine] = field(default_factory=dict)
+
+    def engine(self, part: int) -> Engine:
+        """Return the engine of a part of the plan.
+
+        Args:
+            part: Its place in the plan.
+        """
+        if part not in self._engines:
+            experiment = self.experiments[part]
+            source = DirectUploads(experiment, self.selection, self._memory)
+            self._engines[part] = Engine(experiment, source, self.progress, self.shows_pictures, self.revision)
+        return self._engines[part]
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Writes results: pictures into a folder, then rows into the store, so that a row there has its pictures."""
+
+    output: OutputFolder
+    store: Store
+    progress: RunProgress
+
+    def missing(self, trials: Sequence[PlannedTrial]) -> tuple[PlannedTrial, ...]:
+        """Return the trials that have no final row yet; failed ones are tried again.
+
+        Args:
+            trials: Of a plan.
+        """
+        finished = self.store.finished([trial.key for trial in trials])
+        return tuple(trial for trial in trials if trial.key not in finished)
+
+    def write(self, results: StackResults) -> None:
+        """Write results, and tell the progress.
+
+        Args:
+            results: Of one stack of uploads.
+
+        Raises:
+            StoreError: If the database failed.
+            OutputError: If pictures cannot be written.
+        """
+        self.output.save(results.pictures)
+        self.store.put(results.rows)
+        self.progress.trials(len(results.rows))
+
+
+def run_experiment(
+    engine: Engine, trials: Sequence[PlannedTrial], recorder: Recorder, source_error: str | None = None
+) -> None:
+    """Run what is missing of one experiment's trials, in this process.
+
+    Args:
+        engine: Of the experiment.
+        trials: All of the experiment.
+        recorder: Writes the results.
+        source_error: Why uploads that the source lacks could not be recorded.
+
+    Raises:
+        StoreError: If the database failed.
+        OutputError: If pictures cannot be written.
+    """
+    finished = {trial.key for trial in trials} - {trial.key for trial in recorder.missing(trials)}
+    for job in jobs_of(0, trials, finished):
+        for results in engine.results(job.trials, source_error):
+            recorder.write(results)
+
+
 def run_campaign(
     prepared: Prepared, output: OutputFolder, progress: RunProgress, *, database: str, workers: int, ray: str
 ) -> int:
-    """Work a campaign off, within its budget.
+    """Run what is missing of a campaign, within its budget.
 
     Args:
         prepared: The campaign.
@@ -35,7 +159,7 @@ def run_campaign(
         progress: Is told what happens.
         database: URL of the trials; the folder's own file if empty.
         workers: Processes on this machine; 0 means one per GPU, or one on CPU.
-        ray: Address of a cluster that works instead; none if empty.
+        ray: Address of a cluster that works instead, HOST:PORT; none if empty.
 
     Returns:
         How many trials the budget left for another run.
@@ -49,17 +173,17 @@ def run_campaign(
     )
     hours, began = prepared.campaign.budget.hours, time.monotonic()
 
-    def spent() -> bool:
+    def is_spent() -> bool:
         return hours is not None and time.monotonic() - began > hours * SECONDS_PER_HOUR
 
     if ray:
-        return run_ray(prepared.plan, setup, address=ray, progress=progress, stop=spent)
+        return run_ray(prepared.plan, setup, address=ray, progress=progress, stop=is_spent)
     gpus = torch.cuda.device_count() if setup.device == "cuda" else 1
-    return run_local(prepared.plan, setup, workers=workers or max(1, gpus), progress=progress, stop=spent)
+    return run_local(prepared.plan, setup, workers=workers or max(1, gpus), progress=progress, stop=is_spent)
 
 
 def run_local(
-    plan: Plan, setup: Setup, *, workers: int, progress: RunProgress, stop: Callable[[], bool] = lambda: False
+    plan: TrialPlan, setup: Setup, *, workers: int, progress: RunProgress, stop: Callable[[], bool] = lambda: False
 ) -> int:
     """Run what is missing of a plan on this machine.
 
@@ -78,31 +202,40 @@ def run_local(
         OutputError: If pictures cannot be written.
         WorkerError: If workers die before they get to work.
     """
+    foreman = Foreman(plan, setup, progress, stop)
     if workers == 1:
         with _threads(setup.threads):
-            return Foreman(plan, setup, setup.bench(progress), progress, stop).work_alone()
+            return foreman.work_alone()
     from fedmjp.benchmarks.running.ray_workers import local_team  # noqa: PLC0415 (Ray takes seconds)
 
     with local_team(setup, workers) as team:
-        return Foreman(plan, setup, setup.bench(progress), progress, stop).hand_out(team)
+        return foreman.hand_out(team)
 
 
 def run_ray(
-    plan: Plan, setup: Setup, *, address: str, progress: RunProgress, stop: Callable[[], bool] = lambda: False
+    plan: TrialPlan, setup: Setup, *, address: str, progress: RunProgress, stop: Callable[[], bool] = lambda: False
 ) -> int:
-    """Run what is missing of a plan as ``run_local`` does, on the cluster whose head is at ``address``, HOST:PORT.
+    """Run what is missing of a plan as ``run_local`` does, on a Ray cluster that this machine belongs to.
 
-    It has one worker per core, or per GPU on CUDA. Every machine needs this fedmjp, the pictures, the weights, the
-    database and the output folder under the same names.
+    It has one worker per core, or per GPU on CUDA. Pictures, weights and this fedmjp travel to the workers, which
+    need its packages and nothing else.
+
+    Args:
+        plan: As of ``run_local``.
+        setup: For the plan.
+        address: HOST:PORT of the cluster's head.
+        progress: Is told what happens.
+        stop: As of ``run_local``.
 
     Raises:
         BadInputError: If the cluster does not answer, or cannot do this work.
-        WorkerError: If a machine of the cluster is not set up as it must be.
+        WorkerError: If a machine of the cluster would compute other trials.
     """
     from fedmjp.benchmarks.running.ray_workers import cluster_team  # noqa: PLC0415 (Ray takes seconds)
 
+    foreman = Foreman(plan, setup, progress, stop)
     with cluster_team(setup, address) as team:
-        return Foreman(plan, setup, setup.bench(progress), progress, stop).hand_out(team)
+        return foreman.hand_out(team)
 
 
 @contextmanager
@@ -115,85 +248,145 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(former)
 
 
+class Pace:
+    """Measures how long trials of each part take, to say how long the remaining ones will."""
+
+    def __init__(self) -> None:
+        self._seconds, self._trials = defaultdict[int, float](float), Counter[int]()
+
+    def add(self, job: Job, seconds: float) -> None:
+        """Count a finished job.
+
+        Args:
+            job: All of its trials count.
+            seconds: Of one worker.
+        """
+        self._seconds[job.part] += seconds
+        self._trials[job.part] += len(job.trials)
+
+    def remaining(self, waiting: Iterable[Job]) -> float:
+        """Estimate the seconds that jobs take one worker; a part of which none was run is taken for an average one.
+
+        Args:
+            waiting: The jobs.
+        """
+        mean = sum(self._seconds.values()) / max(1, self._trials.total())
+        rates = {part: self._seconds[part] / count for part, count in self._trials.items() if count}
+        return sum(len(job.trials) * rates.get(job.part, mean) for job in waiting)
+
+
 @dataclass
 class Foreman:
-    """Hands jobs out, one at a time to each worker, and copes with workers that die.
+    """Hands jobs out, one at a time to each worker, writes their results, and copes with workers that die.
 
     A job whose worker died is tried once more when all others are done, alone, because memory may have
     been short. If its worker dies again, what is missing of it becomes failed rows.
     """
 
-    plan: Plan
+    plan: TrialPlan
     setup: Setup
-    bench: Bench
     progress: RunProgress
     stop: Callable[[], bool]
     _suspects: deque[Job] = field(default_factory=deque)
-    _held: dict[int, tuple[Job, bool]] = field(default_factory=dict)
+    _in_work: dict[int, tuple[Job, bool, float]] = field(default_factory=dict)  # by worker: again?, since when
     _computed: dict[int, int] = field(default_factory=dict)
+    _pace: Pace = field(default_factory=Pace)
+
+    def __post_init__(self) -> None:
+        self._recorder = Recorder(self.setup.output, self.setup.store(), self.progress)
+        shows_pictures = self.setup.keep != "none"
+        self._bench = Workbench(self.setup.experiments, self.setup.selection, self.progress, shows_pictures)
 
     def work_alone(self) -> int:
-        """In this process; the engine tells trials itself. The number of trials that are left."""
-        with self._begun() as (waiting, pictures):
+        """Run the jobs in this process, and return the number of trials that are left."""
+        with self._started() as (waiting, retention):
             while waiting and not self.stop():
-                job = waiting.popleft()
-                pictures.starts(job.trials)
-                self.bench.engine(job.part).work(job)
-                pictures.ends(job.trials)
+                job, began = waiting.popleft(), time.monotonic()
+                retention.start(job.trials)
+                missing = self._missing(job)
+                for results in self._bench.engine(job.part).results(missing.trials) if missing.trials else ():
+                    self._recorder.write(results)
+                retention.mark_finished(job.trials)
+                self._pace.add(job, time.monotonic() - began)
+                self.progress.time_left(self._pace.remaining(waiting))
         return _trials(waiting)
 
     def hand_out(self, team: "RayTeam") -> int:
-        """To other processes. The number of trials that are left."""
-        with self._begun() as (waiting, pictures):
+        """Let other processes run the jobs, and return the number of trials that are left.
+
+        Args:
+            team: The processes.
+        """
+        with self._started() as (waiting, retention):
             while True:
-                self._fill(team, waiting, pictures)
-                if not self._held:
+                self._fill(team, waiting, retention)
+                if not self._in_work:
                     return _trials(waiting) + _trials(self._suspects)
-                slot, death = team.wait()
-                job, again = self._held.pop(slot)
-                if death and not again:
+                worker, outcome = team.wait()
+                if isinstance(outcome, StackResults):
+                    self._recorder.write(outcome)
+                    continue
+                job, is_retry, began = self._in_work.pop(worker)
+                if isinstance(outcome, Failure) and not is_retry:
                     self._suspects.append(job)
                     continue
-                if death:
-                    reason = f"the worker process died ({death}); the trial was tried twice"
-                    self.bench.engine(job.part).give_up(job, reason)
-                self.progress.trials(len(job.trials))
-                pictures.ends(job.trials)
+                if isinstance(outcome, Failure):
+                    reason = f"the worker process died ({outcome}); the trial was tried twice"
+                    self._recorder.write(
+                        self._bench.engine(job.part).give_up(self._recorder.missing(job.trials), reason)
+                    )
+                retention.mark_finished(job.trials)
+                self._pace.add(job, time.monotonic() - began)
+                working = [job for job, *_ in self._in_work.values()]
+                seconds = self._pace.remaining(chain(waiting, self._suspects, working))
+                self.progress.time_left(seconds / max(1, len(working)))
 
-    def _fill(self, team: "RayTeam", waiting: deque[Job], pictures: Retention) -> None:
+    def _missing(self, job: Job) -> Job:
+        """Leave out trials that another run on the same database, or a worker that died, has finished since."""
+        missing = self._recorder.missing(job.trials)
+        if len(missing) < len(job.trials):
+            self.progress.trials(len(job.trials) - len(missing))
+        return replace(job, trials=missing)
+
+    def _fill(self, team: "RayTeam", waiting: deque[Job], retention: Retention) -> None:
         """Give every idle worker a job, or a single one a job that has killed its worker."""
-        for slot in [slot for slot in range(team.size) if slot not in self._held]:
-            again = not waiting
-            if not (waiting or (self._suspects and not self._held)) or self.stop():
+        for worker in [worker for worker in team.workers() if worker not in self._in_work]:
+            is_retry = not waiting
+            if not (waiting or (self._suspects and not self._in_work)) or self.stop():
                 return
-            job = self._suspects.popleft() if again else self._next(slot, waiting)
-            self._held[slot] = job, again
-            pictures.starts(job.trials)
-            team.give(slot, job)
+            job = self._suspects.popleft() if is_retry else self._next(worker, waiting)
+            if not is_retry:
+                retention.start(job.trials)
+            missing = replace(job, trials=self._recorder.missing(job.trials)) if is_retry else self._missing(job)
+            if not missing.trials:
+                retention.mark_finished(job.trials)
+                continue
+            self._in_work[worker] = job, is_retry, time.monotonic()
+            team.give(worker, missing, alone=is_retry)
 
-    def _next(self, slot: int, waiting: deque[Job]) -> Job:
-        """One whose uploads this worker has computed, or no worker has; the first one if there is none."""
-        computed, others = self._computed.get(slot), set(self._computed.values())
+    def _next(self, worker: int, waiting: deque[Job]) -> Job:
+        """Take a job whose uploads this worker has computed, or no worker has; the first one if there is none."""
+        computed, elsewhere = self._computed.get(worker), set(self._computed.values())
         preferred = chain(
             (place for place, job in enumerate(waiting) if job.uploads == computed),
-            (place for place, job in enumerate(waiting) if job.uploads not in others),
+            (place for place, job in enumerate(waiting) if job.uploads not in elsewhere),
         )
         place = next(preferred, 0)
         job = waiting[place]
         del waiting[place]
-        self._computed[slot] = job.uploads
+        self._computed[worker] = job.uploads
         return job
 
     @contextmanager
-    def _begun(self) -> Iterator[tuple[deque[Job], Retention]]:
-        """The jobs that are missing, and who deletes pictures: once more at the end."""
-        finished = self.bench.store.finished([trial.key for trial in self.plan.trials])
-        missing = deque(jobs(self.plan, finished))
-        pictures = Retention(self.setup.keep, self.plan, self.setup.output.pictures, self.bench.store)
-        self.progress.attacks(_trials(missing))
-        yield missing, pictures
-        pictures.sweep()
+    def _started(self) -> Iterator[tuple[deque[Job], Retention]]:
+        """Give the missing jobs, and what deletes pictures: once more at the end."""
+        store = self._recorder.store
+        waiting = deque(jobs(self.plan, store.finished([trial.key for trial in self.plan.tasks])))
+        retention = Retention(self.setup.keep, self.plan, self.setup.output.pictures, store)
+        self.progress.attacks(_trials(waiting))
+        yield waiting, retention
+        retention.sweep()
 
 
-def _trials(left: Sequence[Job]) -> int:
-    return sum(len(job.trials) for job in left)
+def _trials(waiting: Iterable[Job]) -> int:
+    return sum(len(job.trials) for job in waiting)

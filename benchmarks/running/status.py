@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 
 import pandas as pd
 
-from fedmjp.benchmarks.folder.ledger import Ledger
 from fedmjp.benchmarks.folder.store import RecordedTrials
-from fedmjp.benchmarks.plan.cells import PlannedCell
+from fedmjp.benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 
 WINDOW = timedelta(minutes=2)  # over which the rate is taken
 
@@ -32,29 +32,34 @@ class CampaignStatus(Status):
         rate: Trials per second over the last minutes before that; None below two trials.
     """
 
-    cells: tuple[tuple[PlannedCell, Status], ...]
+    cells: tuple[tuple[Cell, Status], ...]
     last: datetime | None
     rate: float | None
 
     @property
     def planned(self) -> int:
-        """Trials in all."""
+        """Count the trials."""
         return self.ok + self.failed + self.missing
 
     @property
     def remaining(self) -> timedelta | None:
-        """Until all are tried, at the present rate."""
+        """Estimate the time until all are tried, at the present rate."""
         return timedelta(seconds=self.missing / self.rate) if self.rate else None
 
 
-def status(ledger: Ledger, store: RecordedTrials) -> CampaignStatus:
-    """Count what the database has of a plan."""
-    rows = store.frame(ledger.trials["key"].tolist())
-    joined = ledger.trials[["key", "cell"]].merge(rows[["key", "status", "recorded_at"]], on="key", how="left")
+def status(plan: TrialPlan, store: RecordedTrials) -> CampaignStatus:
+    """Count what the database has of a plan.
+
+    Args:
+        plan: Its cells and trials.
+        store: Their rows.
+    """
+    rows = store.frame(plan.trials["key"].tolist())
+    joined = plan.trials[["key", "cell"]].merge(rows[["key", "status", "recorded_at"]], on="key", how="left")
     counts = Counter(zip(joined["cell"], joined["status"].fillna("missing"), strict=True))
     cells = tuple(
         (cell, Status(*(counts[index, kind] for kind in ("ok", "failed", "missing"))))
-        for index, cell in enumerate(ledger.cells)
+        for index, cell in enumerate(plan.cells)
     )
     times = rows["recorded_at"].sort_values()
     return CampaignStatus(

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from fedmjp import provenance
 from fedmjp.benchmarks.campaign.prepare import Prepared
-from fedmjp.benchmarks.folder.ledger import Ledger
 from fedmjp.benchmarks.folder.output import OutputFolder
 from fedmjp.benchmarks.folder.pictures import load_png
 from fedmjp.benchmarks.folder.store import RecordedTrials
+from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.running.engine import Engine
 from fedmjp.benchmarks.running.progress import RunProgress
 from fedmjp.benchmarks.running.retention import extremes
+from fedmjp.benchmarks.running.runner import Recorder, run_experiment
 from fedmjp.benchmarks.uploads.direct import DirectUploads
 from fedmjp.files import read_file
 from fedmjp.metrics import METRICS, metric
@@ -48,13 +49,19 @@ class Verification:
     checked: list[str] = field(default_factory=list)
 
 
-def verify(folder: OutputFolder, ledger: Ledger, store: RecordedTrials) -> Verification:
-    """Check rows against the plan and kept pictures against scores."""
+def verify(folder: OutputFolder, plan: TrialPlan, store: RecordedTrials) -> Verification:
+    """Check rows against the plan and kept pictures against scores.
+
+    Args:
+        folder: Of the results.
+        plan: Its cells and trials.
+        store: Their rows.
+    """
     verification = Verification()
-    rows = store.frame(ledger.trials["key"].tolist())
-    joined = ledger.trials.merge(rows, on="key", how="left", suffixes=("", "_stored"))
+    rows = store.frame(plan.trials["key"].tolist())
+    joined = plan.trials.merge(rows, on="key", how="left", suffixes=("", "_stored"))
     _check_rows(joined, verification)
-    _rescore(folder, ledger, joined[joined["status"] == "ok"], verification)
+    _rescore(folder, plan, joined[joined["status"] == "ok"], verification)
     _compare_environments(store.environments(), set(rows["environment_sha256"]), verification)
     return verification
 
@@ -70,19 +77,19 @@ def _check_rows(joined: pd.DataFrame, verification: Verification) -> None:
     verification.checked.append(f"{len(present)} rows: {counts['ok']} ok, {counts['failed']} failed")
 
 
-def _rescore(folder: OutputFolder, ledger: Ledger, finished: pd.DataFrame, verification: Verification) -> None:
+def _rescore(folder: OutputFolder, plan: TrialPlan, finished: pd.DataFrame, verification: Verification) -> None:
     """Score again what lies in the folder of pictures."""
-    rescored, owed = 0, _owed(ledger, finished)
+    rescored, owed = 0, _owed(plan, finished)
     for row in finished[["key", "cell", "stem", "scores"]].to_dict("records"):
-        files = ledger.files_of(row)
+        files = plan.files_of(row)
         path = folder.pictures / files["reconstruction"]
         if not path.exists():
             if row["key"] in owed:
                 verification.problems.append(
-                    f"{files['reconstruction']} is missing, which keep: {ledger.about['keep']} promises"
+                    f"{files['reconstruction']} is missing, which keep: {plan.about['keep']} promises"
                 )
             continue
-        cell = ledger.cells[row["cell"]].cell
+        cell = plan.cells[row["cell"]]
         try:
             pair = _picture(path), _picture(folder.pictures / files[str(cell.setting.compared_with)])
         except OSError as error:
@@ -98,12 +105,12 @@ def _rescore(folder: OutputFolder, ledger: Ledger, finished: pd.DataFrame, verif
     verification.checked.append(f"{rescored} kept reconstructions scored again")
 
 
-def _owed(ledger: Ledger, finished: pd.DataFrame) -> set[str]:
-    """Keys of the trials whose pictures must be there."""
-    if ledger.about["keep"] == "all":
-        shown = {place for place, planned in enumerate(ledger.cells) if planned.cell.reveals == "pictures"}
-        return set(finished.loc[finished["cell"].isin(shown), "key"])
-    if ledger.about["keep"] == "none":
+def _owed(plan: TrialPlan, finished: pd.DataFrame) -> set[str]:
+    """List the keys of the trials whose pictures must be there."""
+    if plan.about["keep"] == "all":
+        pictured = {place for place, cell in enumerate(plan.cells) if cell.reveals == "pictures"}
+        return set(finished.loc[finished["cell"].isin(pictured), "key"])
+    if plan.about["keep"] == "none":
         return set()
     return {key for _, cell in finished.groupby("cell") for key in extremes(cell).values()}
 
@@ -113,31 +120,34 @@ def _picture(path: Path) -> Tensor:
 
 
 def _disagreement(pair: tuple[Tensor, Tensor], scores: Mapping[str, Any], *, rounded: bool) -> str | None:
-    """How the stored scores contradict the stored pictures, which have 8 bits."""
+    """Say how the stored scores contradict the stored pictures, which have 8 bits."""
     # Scores of that protocol must be met exactly. Of float scores only MSE and PSNR can be held against rounded
     # pictures: the root mean square moves by at most one step.
     for name in METRICS.keys() & scores.keys() if rounded else ("mse", "psnr"):
         value = scores.get(name)
         if value is None or metric(name).missing():
             continue
-        again = float(metric(name).function(*pair)[0])
-        if rounded and not math.isclose(again, value, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
-            return f"{name} is {again:.6g}, stored is {value:.6g}"
-        if not rounded and abs(_distance(name, again) - _distance(name, value)) > ROUNDING + TOLERANCE:
-            return f"{name} is {again:.6g}, stored is {value:.6g}: more apart than rounding to 8 bits allows"
+        actual = float(metric(name).function(*pair)[0])
+        if rounded and not math.isclose(actual, value, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+            return f"{name} is {actual:.6g}, stored is {value:.6g}"
+        if not rounded and abs(_distance(name, actual) - _distance(name, value)) > ROUNDING + TOLERANCE:
+            return f"{name} is {actual:.6g}, stored is {value:.6g}: more apart than rounding to 8 bits allows"
     return None
 
 
 def _distance(name: str, value: float) -> float:
-    """Root mean square error behind a value of MSE or PSNR."""
+    """Return the root mean square error behind a value of MSE or PSNR."""
     return math.sqrt(value) if name == "mse" else 10 ** (-value / 20)
 
 
-def _compare_environments(known: Mapping[str, Mapping[str, Any]], used: set[str], verification: Verification) -> None:
+def _compare_environments(
+    environments: Mapping[str, Mapping[str, Any]], used: set[str], verification: Verification
+) -> None:
     now: Mapping[str, Any] = provenance.environment()
     for sha256 in sorted(used):
         verification.differences += [
-            f"{where}: {before!r} then, {after!r} now" for where, before, after in _different(known[sha256], now)
+            f"{where}: {recorded!r} then, {current!r} now"
+            for where, recorded, current in _different(environments[sha256], now)
         ]
     verification.differences = list(dict.fromkeys(verification.differences))
 
@@ -150,50 +160,58 @@ def _different(then: Any, now: Any, where: str = "") -> Iterator[tuple[str, Any,
         yield where, then, now
 
 
-def repeat(prepared: Prepared, ledger: Ledger, store: RecordedTrials, count: int) -> Verification:
-    """Run ``count`` finished trials, drawn with a fixed seed, again from their pictures and compare every score."""
+def repeat(prepared: Prepared, plan: TrialPlan, store: RecordedTrials, count: int) -> Verification:
+    """Run finished trials, drawn with a fixed seed, again from their pictures and compare every score.
+
+    Args:
+        prepared: The campaign.
+        plan: Of the results.
+        store: Its rows.
+        count: Number of trials.
+    """
     verification = Verification()
-    finished = store.frame(ledger.trials["key"].tolist())
-    finished = ledger.trials.merge(finished[finished["status"] == "ok"], on="key", suffixes=("", "_stored"))
+    finished = store.frame(plan.trials["key"].tolist())
+    finished = plan.trials.merge(finished[finished["status"] == "ok"], on="key", suffixes=("", "_stored"))
     order = torch.randperm(len(finished), generator=torch_generator(0, "verify"))[:count].tolist()
     stored = {
-        (ledger.cells[row["cell"]].cell, row["picture"], row["seed"]): row["scores"]
+        (plan.cells[row["cell"]], row["picture"], row["seed"]): row["scores"]
         for row in finished.iloc[order].to_dict("records")
     }
-    again = _run_again(prepared, set(stored))
-    for what, scores in stored.items():
-        cell, name, _ = what
+    repeated = _run_again(prepared, set(stored))
+    for trial, scores in stored.items():
+        cell, name, _ = trial
         where = f"{cell.model}, {cell.defence}, {cell.attack}, setting {cell.setting}, {name}"
-        if what not in again:
+        if trial not in repeated:
             verification.problems.append(f"{where}: could not be run again")
         verification.problems += [
-            f"{where}: {metric_name} is {again[what][metric_name]!r} now, {value!r} was stored"
+            f"{where}: {metric_name} is {repeated[trial][metric_name]!r} now, {value!r} was stored"
             for metric_name, value in scores.items()
-            if what in again and again[what].get(metric_name) != value
+            if trial in repeated and repeated[trial].get(metric_name) != value
         ]
     verification.checked.append(f"{len(stored)} trials run again from their pictures")
     return verification
 
 
-def _run_again(prepared: Prepared, wanted: set[tuple[Any, str, int]]) -> dict[tuple[Any, str, int], dict[str, Any]]:
-    again: dict[tuple[Any, str, int], dict[str, Any]] = {}
+def _run_again(prepared: Prepared, identities: set[tuple[Any, str, int]]) -> dict[tuple[Any, str, int], dict[str, Any]]:
+    scores: dict[tuple[Any, str, int], dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = OutputFolder(Path(scratch))
         store = folder.store()
+        recorder = Recorder(folder, store, RunProgress())
         for part in prepared.plan.parts:
-            trials = [trial for trial in part.trials if (trial.cell, trial.picture.name, trial.seed) in wanted]
+            trials = [trial for trial in part.trials if (trial.cell, trial.picture.name, trial.seed) in identities]
             trials.sort(key=lambda trial: trial.key)  # as the store gives them
-            source = DirectUploads(part.experiment, prepared.selection)
-            Engine(part.experiment, folder, store, RunProgress(), source).run(trials)
+            engine = Engine(part.experiment, DirectUploads(part.experiment, prepared.selection))
+            run_experiment(engine, trials, recorder)
             for trial, row in zip(trials, store.trials([trial.key for trial in trials]), strict=True):
                 if row.status == "ok":
-                    again[trial.cell, trial.picture.name, trial.seed] = row.scores
+                    scores[trial.cell, trial.picture.name, trial.seed] = row.scores
         store.close()
-    return again
+    return scores
 
 
 def compare_with_published(folder: Path, board: Mapping[str, Any], *, rendered: bool) -> list[str]:
-    """Where table and manifest that were published say something else than the trials do.
+    """List where a published table and manifest contradict the trials.
 
     Args:
         folder: Where ``leaderboard.json`` and ``manifest.json`` lie.
@@ -219,20 +237,20 @@ def _compare_tables(path: Path, board: Mapping[str, Any]) -> list[str]:
         published = {entry["id"]: entry for entry in json.loads(read_file(path, LARGEST))["entries"]}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return [f"{path.name} is missing or damaged: `fedmjp leaderboard` makes it"]
-    made = {entry["id"]: entry for entry in board["entries"]}
-    changed = [entry_id for entry_id, entry in made.items() if not _same(published.get(entry_id), entry)]
+    entries = {entry["id"]: entry for entry in board["entries"]}
+    changed = [entry_id for entry_id, entry in entries.items() if not _same(published.get(entry_id), entry)]
     return [
         *(f"{path.name}: entry {entry_id} is not that of the trials" for entry_id in changed),
-        *(f"{path.name}: entry {entry_id} is in no plan" for entry_id in published.keys() - made.keys()),
+        *(f"{path.name}: entry {entry_id} is in no plan" for entry_id in published.keys() - entries.keys()),
     ]
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Equal, numbers up to what another linear-algebra library makes of intervals."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    return bool(one == other)
+def _same(first: Any, second: Any) -> bool:
+    """Compare values; numbers up to what another linear-algebra library makes of intervals."""
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return first.keys() == second.keys() and all(_same(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(_same, first, second))
+    if isinstance(first, float) and isinstance(second, float):
+        return math.isclose(first, second, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return bool(first == second)

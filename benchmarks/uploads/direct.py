@@ -14,13 +14,22 @@ from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import Selection
 from fedmjp.errors import ConfigError, FedmjpError
-from fedmjp.exchange import Exchange, changed_weights, noise_of, private_of, protect, update_of, upload_of
+from fedmjp.exchange import (
+    Exchange,
+    change_weights,
+    compute_update,
+    defence_randomness,
+    make_upload,
+    prepare_private,
+    protect,
+)
 from fedmjp.models.build import build_vit, with_weights
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.names import ORACLE_TOKEN_GRADIENTS
 from fedmjp.private import PrivateBatch
 from fedmjp.records import weights_digest
-from fedmjp.scenario import Scenario, Turn
+from fedmjp.scenario import Scenario
+from fedmjp.setups import Turn
 from fedmjp.stacked import ENTRANCE, entrance_gradients
 
 PICTURES_PER_PASS = 16
@@ -39,7 +48,11 @@ class Memory:
     _of: Hashable = None
 
     def turn_to(self, pictures: Hashable) -> None:
-        """Forget what is of other pictures."""
+        """Forget what is of other pictures.
+
+        Args:
+            pictures: Those that are asked for now.
+        """
         if pictures != self._of:
             self._of, self.found = pictures, {}
 
@@ -69,13 +82,17 @@ class DirectUploads(UploadSource):
             raise ConfigError(f"direct mode keeps the weights; server-learning-rate is {rate}")
 
     def uploads(self, batches: Sequence[Batch]) -> Mapping[Batch, Exchange | str]:
-        """Compute them, in stacks where the attacks read nothing but the model's entrance."""
+        """Compute uploads, in stacks where the attacks read nothing but the model's entrance.
+
+        Args:
+            batches: Names of the pictures behind each.
+        """
         scenario = self._scenario
         try:
             model = initial_model(scenario.network, scenario.device)
         except FedmjpError as error:
             return dict.fromkeys(batches, str(error))
-        read, of_others = (tensors_read(self.experiment, model, of_others=others) for others in (False, True))
+        read, of_others = (tensors_read(self.experiment, model, of_others=is_further) for is_further in (False, True))
         memory = self.memory or Memory()
         memory.turn_to((one_upload(scenario), tuple(batches), read, of_others))
         first = scenario.probes
@@ -85,24 +102,30 @@ class DirectUploads(UploadSource):
                 tensors = of_others if number > first else read
                 memory.found[number] = self._numbered(model, batches, tensors, number, memory)
         exchanges = {batch: _together([memory.found[number][batch] for number in numbers]) for batch in batches}
-        made = [outcome for outcome in exchanges.values() if isinstance(outcome, Exchange) and outcome.changed]
-        self._sent.update((exchange.upload.weights, exchange.changed[0]) for exchange in made)
+        computed = [outcome for outcome in exchanges.values() if isinstance(outcome, Exchange) and outcome.changed]
+        self._sent.update((exchange.upload.weights, exchange.changed[0]) for exchange in computed)
         return exchanges
 
     def model(self, weights: str) -> VitClassifier:
-        """The model as it was sent: a copy, so that nothing an attack does to it reaches the clients."""
+        """Copy the model as it was sent, so that nothing an attack does to it reaches the clients.
+
+        Args:
+            weights: Digest of the weights.
+        """
         initial = _attackers_model(self._scenario.network, self._scenario.device)
         return with_weights(initial, self._sent.get(weights, {}))
 
     def private(self) -> Iterator[PrivateBatch]:
         """Load what is behind the first upload of each batch."""
         for batch in self._entries.values():
-            yield private_of(self._scenario, [self.selection.load(entry) for entry in batch], self._scenario.probes)
+            yield prepare_private(
+                self._scenario, [self.selection.load(entry) for entry in batch], self._scenario.probes
+            )
 
     def _numbered(
         self, model: VitClassifier, batches: Sequence[Batch], names: frozenset[str], number: int, memory: Memory
     ) -> Found:
-        """One upload of each batch."""
+        """Compute one upload of each batch."""
         scenario = self._scenario
         parts = scenario.pipeline.parts and scenario.pipeline.clients == 1
         gradients = scenario.update == "gradient" and model.has_positions
@@ -113,7 +136,11 @@ class DirectUploads(UploadSource):
         return {batch: exchanges[batch] for batch in batches}
 
     def passes(self, batches: Sequence[Batch]) -> list[list[Batch]]:
-        """Whole passes that the batches are in: how many are in a pass shows in the last bit of its gradients."""
+        """List whole passes that the batches are in: their sizes show in the last bit of gradients.
+
+        Args:
+            batches: Names of the pictures behind each upload.
+        """
         size = max(1, PICTURES_PER_PASS // self._scenario.batch_size)
         passes = dict.fromkeys(self._places[batch] // size for batch in batches)
         every = list(self._places)
@@ -122,7 +149,7 @@ class DirectUploads(UploadSource):
     def _computed(
         self, model: VitClassifier, stack: Sequence[Batch], names: frozenset[str], number: int, memory: Memory
     ) -> Found:
-        """Uploads of one pass, or of one batch alone."""
+        """Compute the uploads of one pass, or of one batch alone."""
         scenario = self._scenario
         exchanges: Found = {}
         private: dict[Batch, PrivateBatch] = {}
@@ -130,25 +157,25 @@ class DirectUploads(UploadSource):
         for batch in stack:
             try:
                 pictures = [self.selection.load(entry) for entry in self._entries[batch]]
-                private[batch] = private_of(scenario, pictures, number)
-                changed[batch] = _changed_before(memory, batch) or changed_weights(scenario, model, pictures)
+                private[batch] = prepare_private(scenario, pictures, number)
+                changed[batch] = _changed_before(memory, batch) or change_weights(scenario, model, pictures)
             except FedmjpError as error:
                 exchanges[batch] = str(error)
         try:
             updates = self._updates(model, list(private.values()), list(changed.values()), names, number)
-            for (batch, made), sent in zip(private.items(), updates, strict=True):
+            for (batch, batch_private), sent in zip(private.items(), updates, strict=True):
                 client, place = divmod(self._places[batch], scenario.batches_per_client)
                 turn = scenario.round_of(Turn(place, number))
                 digest = self._digest(model, changed[batch])
-                upload = upload_of(scenario, sent, made, server_round=turn, node=client, weights=digest)
-                exchanges[batch] = Exchange(made, upload, changed[batch])
+                upload = make_upload(scenario, sent, batch_private, server_round=turn, node=client, weights=digest)
+                exchanges[batch] = Exchange(batch_private, upload, changed[batch])
         except Exception as error:  # noqa: BLE001 (whatever a client breaks down with is a result)
             for batch in private:
                 exchanges.setdefault(batch, f"the client's update of {', '.join(batch)} failed: {described(error)}")
         return exchanges
 
     def _digest(self, model: VitClassifier, changed: Sequence[Mapping[str, Tensor]]) -> str:
-        """Of the weights that the first client behind an upload was sent."""
+        """Digest the weights that the first client behind an upload was sent."""
         if not any(changed):
             return _initial_digest(self._scenario.network, self._scenario.device)
         return weights_digest({**model.state_dict(), **changed[0]})
@@ -161,23 +188,23 @@ class DirectUploads(UploadSource):
         names: frozenset[str],
         number: int,
     ) -> list[dict[str, Tensor]]:
-        """What leaves the clients, one update per batch; what only bounds see leaves none, so no defence acts on it."""
+        """Compute what leaves the clients, one update per batch; what only bounds see passes no defence."""
         scenario = self._scenario
         for_bounds = names & {ORACLE_TOKEN_GRADIENTS}
-        how: dict[str, Any] = {"label_smoothing": scenario.label_smoothing, "arithmetic": scenario.arithmetic}
+        options: dict[str, Any] = {"label_smoothing": scenario.label_smoothing, "arithmetic": scenario.arithmetic}
         if len(batches) > 1:
             updates = []
-            stacked = entrance_gradients(model, batches, names, **how)
-            for made, batch in zip(stacked, batches, strict=True):
-                seen = {name: made.pop(name) for name in for_bounds}
-                source = noise_of(scenario, batch, number)
-                updates.append(protect(made, batch, model, scenario.threat, randomness=source) | seen)
+            stacked = entrance_gradients(model, batches, names, **options)
+            for update, batch in zip(stacked, batches, strict=True):
+                for_bounds_alone = {name: update.pop(name) for name in for_bounds}
+                source = defence_randomness(scenario, batch, number)
+                updates.append(protect(update, batch, model, scenario.threat, randomness=source) | for_bounds_alone)
             return updates
         updates = []
         for batch, weights in zip(batches, changed, strict=True):
-            sent = update_of(scenario, model, batch, number, weights)
+            sent = compute_update(scenario, model, batch, number, weights)
             if for_bounds:
-                sent |= entrance_gradients(model, [batch], for_bounds, **how)[0]
+                sent |= entrance_gradients(model, [batch], for_bounds, **options)[0]
             # A floor reads nothing, but an upload is never empty.
             updates.append({name: tensor for name, tensor in sent.items() if name in names or not names})
         return updates
@@ -197,28 +224,37 @@ class DirectUploads(UploadSource):
 
 
 def one_upload(scenario: Scenario) -> Scenario:
-    """The same with a single upload per picture: what scenarios that share their uploads agree in."""
+    """Reduce a scenario to one upload per picture: what scenarios that share their uploads agree in.
+
+    Args:
+        scenario: Any.
+    """
     return scenario.model_copy(update={"uploads_per_picture": 1})
 
 
 def _changed_before(memory: Memory, batch: Batch) -> tuple[Mapping[str, Tensor], ...]:
-    """What a server that changes weights sent for a former upload of these pictures; nothing if there was none."""
+    """Find the weights that a server sent for a former upload of these pictures; nothing if there was none."""
     former = (exchanges.get(batch) for exchanges in memory.found.values())
     return next((outcome.changed for outcome in former if isinstance(outcome, Exchange)), ())
 
 
-def _together(made: Sequence[Exchange | str]) -> Exchange | str:
-    failures = [outcome for outcome in made if isinstance(outcome, str)]
+def _together(outcomes: Sequence[Exchange | str]) -> Exchange | str:
+    failures = [outcome for outcome in outcomes if isinstance(outcome, str)]
     if failures:
         return failures[0]
-    first, *later = (outcome for outcome in made if isinstance(outcome, Exchange))
+    first, *later = (outcome for outcome in outcomes if isinstance(outcome, Exchange))
     return replace(first, upload=replace(first.upload, others=tuple(exchange.upload for exchange in later)))
 
 
 # Jobs come in the order of their weights; one arm more, for jobs that are tried again.
 @lru_cache(maxsize=2)
 def initial_model(arm: ModelConfig, device: str) -> VitClassifier:
-    """The model that clients begin with; the last two are kept."""
+    """Build the model that clients begin with; the last two are kept.
+
+    Args:
+        arm: The network.
+        device: cpu or cuda.
+    """
     return build_vit(arm).to(device)
 
 

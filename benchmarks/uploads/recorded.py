@@ -39,6 +39,9 @@ class Recording:
     def open(folder: Path) -> "Recording":
         """Read the manifest.
 
+        Args:
+            folder: Of the records.
+
         Raises:
             BadInputError: If the folder holds no records, or holds weight changes that no attack can read.
         """
@@ -61,23 +64,34 @@ class Recording:
         return recording
 
     def attacked(self, model: str | None, *, device: str) -> list[Scenario]:
-        """The scenarios that were recorded; those of one model where it is named.
+        """Return the recorded scenarios; those of one model where it is named.
+
+        Args:
+            model: Name, or None.
+            device: Where attacks run.
 
         Raises:
             BadInputError: If it was not recorded.
         """
-        chosen = [scenario for scenario in self.scenarios if model in (None, scenario.model.name)]
-        if not chosen:
+        scenarios = [scenario for scenario in self.scenarios if model in (None, scenario.model.name)]
+        if not scenarios:
             recorded = ", ".join(dict.fromkeys(scenario.model.name for scenario in self.scenarios))
             raise BadInputError(f"model {model!r} was not recorded in {self.folder.root}: {recorded}")
-        return [scenario.model_copy(update={"device": device}) for scenario in chosen]
+        return [scenario.model_copy(update={"device": device}) for scenario in scenarios]
 
     def source(self, experiment: Experiment) -> UploadSource:
-        """What gives an experiment these uploads."""
+        """Return what gives an experiment these uploads.
+
+        Args:
+            experiment: Any.
+        """
         return RecordedUploads(experiment, self.folder)
 
     def batches(self, scenario: Scenario) -> list[tuple[PictureEntry, ...]]:
-        """The pictures behind each upload, from the evaluator's records.
+        """List the pictures behind each upload, from the evaluator's records.
+
+        Args:
+            scenario: Of the recording.
 
         Raises:
             BadInputError: If there is no readable one.
@@ -90,7 +104,13 @@ class Recording:
         return list(entries.values())
 
     def entries(self, scenario: Scenario, names: Batch, path: Path) -> dict[Batch, tuple[PictureEntry, ...]]:
-        """The pictures in a private record, by their names; nothing if it, or the manifest, does not show them."""
+        """Describe the pictures in a private record; nothing if it, or the manifest, does not show them.
+
+        Args:
+            scenario: Of the recording.
+            names: Of the pictures.
+            path: Of the record.
+        """
         try:
             labels = self.folder.private(scenario, path).labels.tolist()
         except FedmjpError:
@@ -101,7 +121,7 @@ class Recording:
         return {names: tuple(PictureEntry(name, label, self.sha256[name]) for name, label in pairs)}
 
     def digest(self) -> str:
-        """SHA-256 over all records: changed records make new trials."""
+        """Digest all records with SHA-256: changed records make new trials."""
         digest = hashlib.sha256()
         for path in sorted(self.folder.root.glob("*/*/*.safetensors")):
             with path.open("rb") as file:
@@ -110,7 +130,11 @@ class Recording:
         return digest.hexdigest()
 
     def problems(self, experiment: Experiment) -> list[str]:
-        """Each record that cannot be used: its file, and what is wrong with it."""
+        """List each record that cannot be used: its file, and what is wrong with it.
+
+        Args:
+            experiment: Its attacks read the records.
+        """
         scenario = experiment.scenario
         model = build_vit(scenario.network)
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}

@@ -42,17 +42,17 @@ class _Record:
     weights: str
 
     def upload(self) -> Upload:
-        """As the server can use it: without what it can compute itself."""
+        """Read the upload as the server can use it: without what it can compute itself."""
         upload = Upload.load(self.recording.folder.uploads / self.scenario.folder / self.path.name)
         weight = self.recording.localisation_weights.get(str(self.node), 0.0)
         return without_localisation(upload, self.model(), weight, self.scenario.threat) if weight else upload
 
     def private(self) -> PrivateBatch:
-        """What it was computed from."""
+        """Read what the upload was computed from."""
         return self.recording.folder.private(self.scenario, self.path)
 
     def model(self) -> VitClassifier:
-        """With the weights that the server had sent."""
+        """Build the model with the weights that the server had sent."""
         return sent_model(self.recording.folder, self.scenario, self.weights)
 
 
@@ -66,6 +66,9 @@ class RecordedRounds:
     def open(folder: Path) -> "RecordedRounds":
         """Read the manifests of a folder of rounds.
 
+        Args:
+            folder: Of rounds.
+
         Raises:
             BadInputError: If it holds none that can be attacked, or rounds of different models.
         """
@@ -77,9 +80,13 @@ class RecordedRounds:
         return RecordedRounds(rounds)
 
     def attacked(self, model: str | None, *, device: str) -> list[Scenario]:
-        """The scenario of the last round, with the weights that its uploads were computed with.
+        """Return the scenario of the last round, with the weights that its uploads were computed with.
 
         ``uploads_per_picture`` is the number of recorded uploads of the picture that has most.
+
+        Args:
+            model: Name, or None.
+            device: Where attacks run.
 
         Raises:
             BadInputError: If the model was not recorded.
@@ -87,15 +94,18 @@ class RecordedRounds:
         return [self._attacked(scenario) for scenario in self.rounds[-1].attacked(model, device=device)]
 
     def _attacked(self, scenario: Scenario) -> Scenario:
-        seen = Counter(name for record in self.records(scenario) for name in record.pictures)
-        changes: dict[str, Any] = {"uploads_per_picture": max(seen.values(), default=1)}
+        uploads_of = Counter(name for record in self.records(scenario) for name in record.pictures)
+        changes: dict[str, Any] = {"uploads_per_picture": max(uploads_of.values(), default=1)}
         sent = next((self.rounds[-1].folder.uploads / scenario.folder).glob(WEIGHTS), None)
         if sent is not None:
             changes["model"] = scenario.model.model_copy(update={"weights": Checkpoint.of(sent)})
         return scenario.model_copy(update=changes)
 
     def batches(self, scenario: Scenario) -> list[tuple[PictureEntry, ...]]:
-        """The pictures behind each upload that is attacked.
+        """List the pictures behind each upload that is attacked.
+
+        Args:
+            scenario: Of the last round.
 
         Raises:
             BadInputError: If there is no readable one.
@@ -108,19 +118,31 @@ class RecordedRounds:
         return list(entries.values())
 
     def digest(self) -> str:
-        """SHA-256 over all records: changed records make new trials."""
+        """Digest all records with SHA-256: changed records make new trials."""
         return hashlib.sha256("".join(recording.digest() for recording in self.rounds).encode()).hexdigest()
 
     def problems(self, experiment: Experiment) -> list[str]:
-        """Each record that cannot be used: its file, and what is wrong with it."""
+        """List each record that cannot be used: its file, and what is wrong with it.
+
+        Args:
+            experiment: Its attacks read the records.
+        """
         return [problem for recording in self.rounds for problem in recording.problems(experiment)]
 
     def source(self, experiment: Experiment) -> UploadSource:
-        """What gives an experiment these uploads."""
+        """Return what gives an experiment these uploads.
+
+        Args:
+            experiment: Any.
+        """
         return RoundUploads(experiment, self)
 
     def records(self, scenario: Scenario) -> list[_Record]:
-        """Every upload of a scenario that has a private record, in the order of rounds and clients."""
+        """List every upload of a scenario that has a private record, in the order of rounds and clients.
+
+        Args:
+            scenario: Of the rounds.
+        """
         return [
             record
             for recording in self.rounds
@@ -131,7 +153,10 @@ class RecordedRounds:
 
 
 def open_records(folder: Path) -> Recording | RecordedRounds:
-    """What `fedmjp record` or `fedmjp simulate --uploads` left in a folder: one recording, a round or several.
+    """Open what `fedmjp record` or `fedmjp simulate --uploads` left: one recording, a round or several.
+
+    Args:
+        folder: Of the records.
 
     Raises:
         BadInputError: If it holds no records that can be attacked.
@@ -143,7 +168,11 @@ def open_records(folder: Path) -> Recording | RecordedRounds:
 
 
 def attacked(records: Sequence[_Record]) -> list[_Record]:
-    """Those that are the last ones of some picture."""
+    """Pick the records that are the last ones of some picture.
+
+    Args:
+        records: In the order of rounds.
+    """
     last = {name: record for record in records for name in record.pictures}
     return list(dict.fromkeys(last.values()))
 
@@ -157,7 +186,11 @@ class RoundUploads(UploadSource):
     _kept: list[tuple[_Record, Upload]] = field(default_factory=list)
 
     def uploads(self, batches: Sequence[Batch]) -> Mapping[Batch, Exchange | str]:
-        """Read the last upload of each batch, and all others of its client."""
+        """Read the last upload of each batch, and all others of its client.
+
+        Args:
+            batches: Names of the pictures behind each.
+        """
         last = {recorded.pictures: recorded for recorded in self._records}
         exchanges: dict[Batch, Exchange | str] = {}
         for batch in batches:
@@ -169,34 +202,38 @@ class RoundUploads(UploadSource):
         return exchanges
 
     def model(self, weights: str) -> VitClassifier:
-        """The model with the weights that an upload was computed with."""
+        """Build the model with the weights that an upload was computed with.
+
+        Args:
+            weights: Digest of the weights.
+        """
         return next(record for record in self._records if record.weights == weights).model()
 
     def private(self) -> Iterator[PrivateBatch]:
         """Read what is behind the last upload of each picture."""
-        return (each.private() for each in attacked(self._records))
+        return (record.private() for record in attacked(self._records))
 
     def _read(self, record: _Record) -> Exchange:
-        private, others = record.private(), self._others(record)
+        private, further = record.private(), self._others(record)
         upload = told(record.upload(), private, self.experiment.scenario)
-        return Exchange(private, replace(upload, others=others))
+        return Exchange(private, replace(upload, others=further))
 
     def _others(self, record: _Record) -> tuple[Upload, ...]:
-        """Every other upload of the client, reduced to what attacks read of others; read once, round by round."""
+        """Read every other upload of the client, reduced to what attacks read of others, once, in order."""
         scenario = self.experiment.scenario
         read = tensors_read(self.experiment, blueprint(scenario.network), of_others=True)
         if read and not self._kept:
-            reduced = ((other, self._reduced(other, read)) for other in self._records)
-            self._kept.extend((other, upload) for other, upload in reduced if upload is not None)
-        return tuple(up for other, up in self._kept if other.node == record.node and other.path != record.path)
+            reduced = ((further, self._reduced(further, read)) for further in self._records)
+            self._kept.extend((further, upload) for further, upload in reduced if upload is not None)
+        return tuple(up for further, up in self._kept if further.node == record.node and further.path != record.path)
 
     def _reduced(self, record: _Record, read: frozenset[str]) -> Upload | None:
-        """None if it cannot be read, which ``problems`` tells: others can be done without."""
+        """Read an upload that can be done without: None if it cannot be read, which ``problems`` tells."""
         try:
             upload = record.upload()
-            kept = {name: value for name, value in upload.tensors.items() if name in read}
+            tensors = {name: value for name, value in upload.tensors.items() if name in read}
             scenario = self.experiment.scenario
-            reduced = replace(upload, tensors=kept)
+            reduced = replace(upload, tensors=tensors)
             return told(reduced, record.private(), scenario) if scenario.labels_known else reduced
         except FedmjpError:
             return None
@@ -207,7 +244,7 @@ class RoundUploads(UploadSource):
 
 
 def _described(recording: Recording, scenario: Scenario, path: Path, pictures: Batch) -> list[_Record]:
-    """The record behind a private one, unless it cannot be read, which is told as a problem."""
+    """Describe the record behind a private one, unless it cannot be read, which is told as a problem."""
     try:
         fields = load_fields(recording.folder.uploads / scenario.folder / path.name)
         return [_Record(recording, scenario, path, pictures, fields["node"], fields["weights"])]

@@ -9,7 +9,8 @@ from functools import lru_cache
 
 from fedmjp.benchmarks.federation.simulation import RunFolder, simulate
 from fedmjp.benchmarks.folder.output import write_text
-from fedmjp.benchmarks.plan.experiment import Experiment, Plan
+from fedmjp.benchmarks.plan.experiment import Experiment
+from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.running.progress import RunProgress
 from fedmjp.config import ModelConfig
 from fedmjp.errors import (
@@ -38,32 +39,50 @@ class UploadSource(ABC):
 
     @abstractmethod
     def uploads(self, batches: Sequence[Batch]) -> Mapping[Batch, Exchange | str]:
-        """Upload and private batch of each batch of pictures, or why there is none."""
+        """Give upload and private batch of each batch of pictures, or why there is none.
+
+        Args:
+            batches: Names of the pictures behind each.
+        """
 
     @abstractmethod
     def model(self, weights: str) -> VitClassifier:
-        """The model with the weights that the server had sent, on the experiment's device."""
+        """Build the model with the weights that the server had sent, on the experiment's device.
+
+        Args:
+            weights: Digest of the weights.
+        """
 
     @abstractmethod
     def private(self) -> Iterator[PrivateBatch]:
-        """What is behind every upload of the experiment, for the evaluator; DataError or RecordError if one is bad."""
+        """Give what is behind every upload of the experiment; DataError or RecordError if one is bad."""
 
     def stale(self) -> None:  # noqa: B027 (most sources keep nothing)
-        """Something is missing or damaged: the next run records anew, if it was a run that recorded."""
+        """Hear that something is missing or damaged: the next run records anew, if a run recorded it."""
 
 
 def tensors_read(experiment: Experiment, model: VitClassifier, *, of_others: bool = False) -> frozenset[str]:
-    """Names of the tensors that some attack of the experiment or its server reads, and that leave; or of others."""
-    tried = [attack for attack in experiment.attacks if attack.made().reads_others or not of_others]
+    """Name the tensors that leave clients and that an attack of the experiment or its server reads.
+
+    Args:
+        experiment: Its attacks.
+        model: That is attacked.
+        of_others: Whether of other uploads of the pictures.
+    """
+    attacks = [attack for attack in experiment.attacks if attack.build().reads_others or not of_others]
     scenario = experiment.scenario
-    read = [name for attack in tried for name in attack.tensors(model)]
+    read = [name for attack in attacks for name in attack.tensors(model)]
     if read and scenario.server is not None:
-        read += scenario.server.made().reads(model, scenario.threat)
+        read += scenario.server.build().reads(model, scenario.threat)
     return frozenset(read) - scenario.pipeline.withheld(roles_of(model))
 
 
 def described(error: Exception) -> str:
-    """What a failed trial's row says of an error; its kind too, unless it was raised on purpose."""
+    """Say what a failed trial's row says of an error; its kind too, unless it was raised on purpose.
+
+    Args:
+        error: Any.
+    """
     if out_of_memory(error):
         return OUT_OF_MEMORY
     # What applies by the plan, but not to this upload, will not apply tomorrow either.
@@ -73,7 +92,13 @@ def described(error: Exception) -> str:
 
 
 def told(upload: Upload, private: PrivateBatch, scenario: Scenario) -> Upload:
-    """A recorded upload with the labels, in no telling order, where the server knows them."""
+    """Add the labels to a recorded upload, sorted, where the server knows them.
+
+    Args:
+        upload: As recorded.
+        private: What is behind it.
+        scenario: Of the upload.
+    """
     if not scenario.labels_known:
         return upload
     return replace(upload, labels=tuple(sorted(private.labels.tolist())))
@@ -87,7 +112,11 @@ class RecordedUploads(UploadSource):
     folder: RunFolder
 
     def uploads(self, batches: Sequence[Batch]) -> Mapping[Batch, Exchange | str]:
-        """Read the first upload of each batch and what is behind it; later ones of the same pictures are its others."""
+        """Read the first upload of each batch and what is behind it; later ones of the same pictures are its others.
+
+        Args:
+            batches: Names of the pictures behind each.
+        """
         scenario = self.experiment.scenario
         paths, count = self.folder.index(scenario), scenario.uploads_per_picture
         exchanges: dict[Batch, Exchange | str] = {}
@@ -106,12 +135,16 @@ class RecordedUploads(UploadSource):
             if repeats_itself(scenario):
                 records += [_repeated(records[0], number, scenario) for number in range(len(records), count)]
             (private, first), *later = records
-            others = tuple(told(upload, private_batch, scenario) for private_batch, upload in later)
-            exchanges[batch] = Exchange(private, replace(told(first, private, scenario), others=others))
+            further = tuple(told(upload, private_batch, scenario) for private_batch, upload in later)
+            exchanges[batch] = Exchange(private, replace(told(first, private, scenario), others=further))
         return exchanges
 
     def model(self, weights: str) -> VitClassifier:
-        """The model with the weights that were recorded."""
+        """Build the model with the weights that were recorded.
+
+        Args:
+            weights: Digest of the weights.
+        """
         return sent_model(self.folder, self.experiment.scenario, weights)
 
     def private(self) -> Iterator[PrivateBatch]:
@@ -121,7 +154,7 @@ class RecordedUploads(UploadSource):
             yield self.folder.private(scenario, path)
 
     def stale(self) -> None:
-        """The next run records anew."""
+        """Let the next run record anew."""
         (self.folder.root / COMPLETED).unlink(missing_ok=True)
 
 
@@ -129,15 +162,15 @@ class RecordedUploads(UploadSource):
 class FederatedRun:
     """Records the scenarios of a plan in one federated run into a folder, from which uploads are then read."""
 
-    plan: Plan
+    plan: TrialPlan
     folder: RunFolder
     progress: RunProgress
     record: Callable[..., None] = simulate
 
     def prepare(self) -> str | None:
-        """Run the federation, unless the records of these very trials are there; what went wrong."""
+        """Run the federation, unless the records of these very trials are there, and return what went wrong."""
         # Keys cover configuration, pictures, code and versions: records of anything else are stale.
-        keys = json.dumps(sorted(trial.key for trial in self.plan.trials))
+        keys = json.dumps(sorted(trial.key for trial in self.plan.tasks))
         marker = self.folder.root / COMPLETED
         if marker.exists() and marker.read_text() == keys:
             return None
@@ -165,9 +198,12 @@ class FederatedRun:
 
 
 def played(scenarios: Iterable[Scenario]) -> list[Scenario]:
-    """Those to play: of several that differ in the number of uploads alone, one holds what the others upload.
+    """Pick the scenarios to play: one holds the uploads of those that differ in their number alone.
 
     Where a client would upload the same again, it uploads once.
+
+    Args:
+        scenarios: Of a plan.
     """
     longest: dict[Scenario, Scenario] = {}
     for scenario in scenarios:
@@ -178,20 +214,29 @@ def played(scenarios: Iterable[Scenario]) -> list[Scenario]:
 
 
 def repeats_itself(scenario: Scenario) -> bool:
-    """Whether all uploads of a picture are equal: nothing is drawn for each, and the weights stay."""
+    """Tell whether all uploads of a picture are equal: nothing is drawn for each, and the weights stay.
+
+    Args:
+        scenario: Any.
+    """
     drawn = scenario.defences or scenario.mixup or scenario.crop_scale
     return not (drawn or scenario.server_learning_rate or scenario.server)
 
 
 def _repeated(record: tuple[PrivateBatch, Upload], number: int, scenario: Scenario) -> tuple[PrivateBatch, Upload]:
-    """The record that a client would leave that uploads the same again, after so many times."""
+    """Return the record of a client that uploads the same again, after so many times."""
     private, upload = record
     turn = scenario.turn(upload.server_round)._replace(number=number)
     return private, replace(upload, server_round=scenario.round_of(turn))
 
 
 def sent_model(folder: RunFolder, scenario: Scenario, weights: str) -> VitClassifier:
-    """The model with recorded weights.
+    """Build the model with recorded weights.
+
+    Args:
+        folder: Of the records.
+        scenario: Of the uploads.
+        weights: Digest of the weights.
 
     Raises:
         RecordError: If they are not there, or were changed.

@@ -10,7 +10,7 @@ To attack one's own upload before it leaves is no check of a model: the upload g
 from collections.abc import Callable
 from functools import partial
 
-from fedmjp.clients.checks.base import Finding, History, Incoming, not_run, remember
+from fedmjp.clients.checks.base import Finding, History, Incoming, remember, skip_finding
 from fedmjp.clients.checks.behaviour import check_behaviour
 from fedmjp.clients.checks.bins import check_bins
 from fedmjp.clients.checks.disaggregation import check_disaggregation
@@ -19,7 +19,7 @@ from fedmjp.clients.checks.layout import LAYOUT, check_layout
 from fedmjp.clients.checks.movement import check_movement
 from fedmjp.clients.checks.settings import check_settings
 from fedmjp.clients.checks.structure import check_structure
-from fedmjp.clients.checks.trace import Trace, trace_of
+from fedmjp.clients.checks.trace import Trace, trace_model
 from fedmjp.errors import BadInputError
 
 __all__ = ["Finding", "History", "Incoming", "examine_model", "remember"]
@@ -38,21 +38,27 @@ OF_BEHAVIOUR: dict[str, OfBehaviour] = {
 
 
 def examine_model(incoming: Incoming) -> list[Finding]:
-    """Run all checks before training begins, and give at least one finding of each.
+    """Run all checks before training begins.
 
-    It never raises: a check that breaks down is suspicious. Where tensors are not as agreed, nothing is computed with
-    them. The model is left as it was, with its mode, its gradients and its buffers.
+    Args:
+        incoming: The model as it came in, and what the client compares it with.
+
+    Returns:
+        At least one finding of each check.
     """
     layout = _guarded(LAYOUT, lambda: check_layout(incoming))
     findings = [*layout, *_guarded("settings", lambda: check_settings(incoming))]
     if any(finding.suspicious for finding in layout if finding.check == LAYOUT):
-        return [*findings, *(not_run(title, "tensors are not as agreed") for title in (*OF_WEIGHTS, *OF_BEHAVIOUR))]
+        return [
+            *findings,
+            *(skip_finding(title, "tensors are not as agreed") for title in (*OF_WEIGHTS, *OF_BEHAVIOUR)),
+        ]
     for title, check in OF_WEIGHTS.items():
         findings += _guarded(title, partial(check, incoming))
     try:
-        trace = trace_of(incoming)
+        trace = trace_model(incoming)
     except BadInputError as error:
-        return [*findings, *(not_run(title, str(error)) for title in OF_BEHAVIOUR)]
+        return [*findings, *(skip_finding(title, str(error)) for title in OF_BEHAVIOUR)]
     except Exception as error:  # noqa: BLE001  (somebody else's model, with weights of somebody else)
         return [*findings, *(_broken(title, error) for title in OF_BEHAVIOUR)]
     for title, behaviour in OF_BEHAVIOUR.items():
@@ -69,4 +75,4 @@ def _guarded(title: str, check: Callable[[], list[Finding]]) -> list[Finding]:
 
 def _broken(title: str, error: Exception) -> Finding:
     # The error's own words may hold numbers of private pictures.
-    return not_run(title, f"it broke down with {type(error).__name__}", failed=True)
+    return skip_finding(title, f"it broke down with {type(error).__name__}", failed=True)

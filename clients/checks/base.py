@@ -53,43 +53,69 @@ class Finding:
     measured: Mapping[str, float] = field(default_factory=dict)  # numbers that later rounds are held against
 
 
-def judged(
+def make_finding(
     check: str, value: float, limit: float, about: str, measured: Mapping[str, float] = MappingProxyType({})
 ) -> Finding:
-    """The finding of a check that ran: what is beyond the limit is suspicious, and so is what is no number."""
+    """Judge a measured value: suspicious beyond its limit, or where it is no number.
+
+    Args:
+        check: Name of the check.
+        value: What was measured.
+        limit: Largest value that is not suspicious.
+        about: The finding in words, without private data.
+        measured: Further values for the history, by name.
+    """
     return Finding(check, value, limit, not value <= limit, about, measured=measured)
 
 
-def worst_of(values: Iterable[float]) -> float:
-    """The largest value; infinite if one is no number."""
+def largest_of(values: Iterable[float]) -> float:
+    """Return the largest value; infinity if one is no number.
+
+    Args:
+        values: Measured values.
+    """
     return max((math.inf if math.isnan(value) else value for value in values), default=0.0)
 
 
-def not_run(check: str, reason: str, *, failed: bool = False) -> Finding:
-    """The finding of a check that could not be run: suspicious where it ``failed``, not where nothing is to be run."""
+def skip_finding(check: str, reason: str, *, failed: bool = False) -> Finding:
+    """Report a check that was not run.
+
+    Args:
+        check: Name of the check.
+        reason: Why it was not run.
+        failed: Whether it broke down, which is suspicious; otherwise there is nothing to check.
+    """
     return Finding(check, math.nan, math.nan, failed, f"not run: {reason}", ran=False)
 
 
 def remember(history: History, findings: Sequence[Finding]) -> dict[str, list[float]]:
-    """The history after a round: with what was measured, unless anything was suspicious; plain numbers, as for JSON."""
-    kept = {name: list(values) for name, values in history.items()}
+    """Add a round's measured values to the history, unless anything was suspicious.
+
+    Args:
+        history: Of earlier rounds.
+        findings: Of this round.
+
+    Returns:
+        The new history: plain numbers, as JSON takes them.
+    """
+    extended = {name: list(values) for name, values in history.items()}
     if any(finding.suspicious for finding in findings):
-        return kept
+        return extended
     for finding in findings:
         for name, value in finding.measured.items():
             if math.isfinite(value):
-                kept[name] = [*kept.get(name, ()), value][-REMEMBERED:]
-    return kept
+                extended[name] = [*extended.get(name, ()), value][-REMEMBERED:]
+    return extended
 
 
-def limit_from(earlier: Sequence[float], *, first: float, factor: float, most: float = math.inf) -> float:
-    """A limit that a client's own history sets: ``factor`` times the largest value before.
+def derive_limit(earlier: Sequence[float], *, first: float, factor: float, most: float = math.inf) -> float:
+    """Derive a limit from the client's own history: a multiple of the largest earlier value.
 
     Args:
-        earlier: What the same number was in earlier rounds.
-        first: The limit until there are enough of them, and the lowest.
-        factor: How far above all of them a value may be.
-        most: The highest limit, whatever the history says.
+        earlier: Values of earlier rounds.
+        first: Limit without a history, and the least one.
+        factor: The multiple.
+        most: The greatest limit.
     """
     if len(earlier) < ENOUGH:
         return first

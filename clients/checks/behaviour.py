@@ -2,7 +2,7 @@
 
 import math
 
-from fedmjp.clients.checks.base import ENOUGH, Finding, Incoming, judged, limit_from, not_run, worst_of
+from fedmjp.clients.checks.base import ENOUGH, Finding, Incoming, derive_limit, largest_of, make_finding, skip_finding
 from fedmjp.clients.checks.trace import Trace
 
 LOSS = "loss"
@@ -16,19 +16,18 @@ GONE_LIMIT = 0.99  # share of layers; half of a residual network's have no gradi
 def check_behaviour(incoming: Incoming, trace: Trace) -> list[Finding]:
     """Compare what the model does with the client's own pictures with what it did before.
 
-    - *loss*: the mean cross-entropy, against the largest so far, and against that of chance, ln K for K classes;
-    - *gradient*: the norm g of the mean gradient of every layer before the head, as max |ln(g / median of g so far)|.
-      Until there is a history, the share of layers where g is exactly zero: all of them are where a client is silenced;
-    - *silent layers*: how many give the same for all pictures, though what enters them differs.
+    Args:
+        incoming: The model and its history.
+        trace: Of the pictures through the model.
     """
     loss = float(trace.losses.double().mean())
     chance = math.log(trace.logits.shape[1])
-    limit = limit_from(incoming.history.get(LOSS, ()), first=LOSS_FIRST * chance, factor=LOSS_FACTOR)
+    limit = derive_limit(incoming.history.get(LOSS, ()), first=LOSS_FIRST * chance, factor=LOSS_FACTOR)
     silent = float(len(trace.silent))
     return [
-        judged(LOSS, loss, limit, "the loss on the client's own pictures", {LOSS: loss}),
+        make_finding(LOSS, loss, limit, "the loss on the client's own pictures", {LOSS: loss}),
         _gradients(incoming, trace),
-        judged(
+        make_finding(
             SILENT,
             silent,
             max(incoming.history.get(SILENT, ()), default=0.0),
@@ -40,7 +39,7 @@ def check_behaviour(incoming: Incoming, trace: Trace) -> list[Finding]:
 
 def _gradients(incoming: Incoming, trace: Trace) -> Finding:
     if not trace.body:
-        return not_run(GRADIENT, "there is no layer before the head")
+        return skip_finding(GRADIENT, "there is no layer before the head")
     norms = {f"{GRADIENT}/{layer.name}": layer.measured[1] for layer in trace.body}
     about = "gradients of layers on the client's own pictures"
     changes = []
@@ -51,6 +50,6 @@ def _gradients(incoming: Incoming, trace: Trace) -> Finding:
         usual = earlier[len(earlier) // 2]
         changes.append(abs(math.log(norm / usual)) if norm > 0 and usual > 0 else (math.inf if norm != usual else 0.0))
     if changes:
-        return judged(GRADIENT, worst_of(changes), GRADIENT_LIMIT, about, norms)
+        return make_finding(GRADIENT, largest_of(changes), GRADIENT_LIMIT, about, norms)
     gone = sum(not norm > 0 for norm in norms.values()) / len(norms)
-    return judged(GRADIENT, gone, GONE_LIMIT, about, norms)
+    return make_finding(GRADIENT, gone, GONE_LIMIT, about, norms)

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from fedmjp.clients.checks.base import Finding, Incoming, judged, limit_from, not_run, worst_of
-from fedmjp.clients.checks.parallel import COSINE, directions_of, may_have_parallel_rows
+from fedmjp.clients.checks.base import Finding, Incoming, derive_limit, largest_of, make_finding, skip_finding
+from fedmjp.clients.checks.parallel import COSINE, may_have_parallel_rows, unit_rows
 from fedmjp.clients.checks.trace import Layer, Trace
 
 ALONE = "alone in a unit"
@@ -16,26 +16,24 @@ FIRST, FACTOR, MOST = 0.15, 1.5, 0.5
 def check_bins(incoming: Incoming, trace: Trace) -> list[Finding]:
     """Count the units whose gradient is of a single token, or of a single picture where a layer sees one row of each.
 
-    Token t adds G_tu A_t to the gradient of unit u's row. It is alone in it if |G_tu| |A_t| is more than 100 times that
-    of all others together. The same is counted of differences of units whose rows are parallel, in the order of their
-    thresholds -b / |w|: what lies between two thresholds is all that is left of such a difference. The value is the
-    largest share of a layer's units.
-
-    References:
-        Fowl et al., "Robbing the fed", ICLR 2022; Boenisch et al., "When the curious abandon honesty", EuroS&P 2023.
+    Args:
+        incoming: The model and its history.
+        trace: Of the pictures through the model.
     """
     linear = [layer for layer in trace.body if isinstance(layer.module, nn.Linear)]
     layers = [layer for layer in linear if layer.gradients.shape[2] >= FEWEST]
     if not layers or len(trace.losses) < 2:
-        return [not_run(ALONE, "there is no linear layer before the head, or one picture alone")]
-    value = worst_of(_share_alone(layer) for layer in layers)
-    limit = limit_from(incoming.history.get(ALONE, ()), first=FIRST, factor=FACTOR, most=MOST)
-    return [judged(ALONE, value, limit, "the share of a layer's units whose gradient is of one token", {ALONE: value})]
+        return [skip_finding(ALONE, "there is no linear layer before the head, or one picture alone")]
+    value = largest_of(_share_alone(layer) for layer in layers)
+    limit = derive_limit(incoming.history.get(ALONE, ()), first=FIRST, factor=FACTOR, most=MOST)
+    return [
+        make_finding(ALONE, value, limit, "the share of a layer's units whose gradient is of one token", {ALONE: value})
+    ]
 
 
 def _share_alone(layer: Layer) -> float:
-    shown, gradients = layer.inputs.flatten(0, 1), layer.gradients.flatten(0, 1)
-    lengths = shown.norm(dim=1, keepdim=True)
+    visible, gradients = layer.inputs.flatten(0, 1), layer.gradients.flatten(0, 1)
+    lengths = visible.norm(dim=1, keepdim=True)
     shares = [_alone(gradients.abs() * lengths)]
     neighbours = _neighbours(layer.module.weight.detach(), layer.module.bias)
     if neighbours is not None:
@@ -46,20 +44,24 @@ def _share_alone(layer: Layer) -> float:
 
 
 def _alone(weights: Tensor) -> float:
-    """The share of columns in which one row outweighs all others."""
+    """Compute the share of columns in which one row outweighs all others."""
     largest = weights.amax(dim=0)
     near = weights[:, largest > OUTWEIGHS / 2 * (weights.sum(dim=0) - largest)]
     if not near.shape[1]:
         return 0.0
     two = near.double().topk(2, dim=0).values
     # Rounding of the sum leaves something of nothing: the second largest says it exactly.
-    rest = torch.where(two[1] == 0, two[1], near.double().sum(dim=0) - two[0])
-    return float((two[0] > OUTWEIGHS * rest).sum()) / weights.shape[1]
+    remainder = torch.where(two[1] == 0, two[1], near.double().sum(dim=0) - two[0])
+    return float((two[0] > OUTWEIGHS * remainder).sum()) / weights.shape[1]
 
 
 def _neighbours(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """Units with parallel rows whose thresholds follow each other, as two lists of one length; None if none are."""
-    lengths, directions = weight.norm(dim=1), directions_of(weight)
+    """Pair units with parallel rows whose thresholds follow each other.
+
+    Returns:
+        Two lists of one length; None if no rows are parallel.
+    """
+    lengths, directions = weight.norm(dim=1), unit_rows(weight)
     if not may_have_parallel_rows(directions):
         return None
     parallel = (directions @ directions.mT).abs() > COSINE
@@ -71,5 +73,5 @@ def _neighbours(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor] | 
     threshold = -sign * offset / lengths.clamp(min=torch.finfo(weight.dtype).tiny)
     order = threshold.argsort(stable=True)
     order = order[leader[order].argsort(stable=True)]
-    together = leader[order[:-1]] == leader[order[1:]]
-    return order[:-1][together], order[1:][together]
+    pairs = leader[order[:-1]] == leader[order[1:]]
+    return order[:-1][pairs], order[1:][pairs]

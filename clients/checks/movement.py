@@ -2,7 +2,7 @@
 
 import math
 
-from fedmjp.clients.checks.base import ENOUGH, Finding, Incoming, judged, limit_from, not_run, worst_of
+from fedmjp.clients.checks.base import ENOUGH, Finding, Incoming, derive_limit, largest_of, make_finding, skip_finding
 
 STEP = "step"
 DIRECTION = "direction"
@@ -13,15 +13,11 @@ DIRECTION_FIRST, DIRECTION_FACTOR = 1.9, 1.2
 def check_movement(incoming: Incoming) -> list[Finding]:
     """Compare the step W - W' of every tensor with U, the client's own last update.
 
-    - *step*: max over tensors of |W - W'| / |U|, relative to the largest so far of the same tensor. Until there is a
-      history the ratio itself counts;
-    - *direction*: 1 - cos(W - W', U) min(1, |W - W'| / |U|), over all tensors: where clients have different classes,
-      their updates cancel, and what little is left may point anywhere.
-
-    A tensor that the client did not change and the server did is beyond any limit.
+    Args:
+        incoming: The model, the last weights W' and the update U.
     """
     if incoming.previous is None or incoming.update is None:
-        return [not_run(name, "there is no earlier round of this client") for name in (STEP, DIRECTION)]
+        return [skip_finding(name, "there is no earlier round of this client") for name in (STEP, DIRECTION)]
     ratios, dot, moved_square, own_square = {}, 0.0, 0.0, 0.0
     for name, change in incoming.update.items():
         if name not in incoming.weights or name not in incoming.previous or not change.is_floating_point():
@@ -33,12 +29,12 @@ def check_movement(incoming: Incoming) -> list[Finding]:
         moved_square, own_square = moved_square + moved**2, own_square + length**2
         ratios[f"{STEP}/{name}"] = moved / length if length else (math.inf if moved else 0.0)
     if not ratios:
-        return [not_run(name, "the update has no tensor of the model") for name in (STEP, DIRECTION)]
+        return [skip_finding(name, "the update has no tensor of the model") for name in (STEP, DIRECTION)]
     larger = max(math.sqrt(moved_square * own_square), own_square)
     direction = 1 - dot / larger if larger else 1.0
-    limit = limit_from(incoming.history.get(DIRECTION, ()), first=DIRECTION_FIRST, factor=DIRECTION_FACTOR)
+    limit = derive_limit(incoming.history.get(DIRECTION, ()), first=DIRECTION_FIRST, factor=DIRECTION_FACTOR)
     about = "whether the model moved against the client's update"
-    return [_step(incoming, ratios), judged(DIRECTION, direction, limit, about, {DIRECTION: direction})]
+    return [_step(incoming, ratios), make_finding(DIRECTION, direction, limit, about, {DIRECTION: direction})]
 
 
 def _step(incoming: Incoming, ratios: dict[str, float]) -> Finding:
@@ -50,5 +46,5 @@ def _step(incoming: Incoming, ratios: dict[str, float]) -> Finding:
             largest = max(earlier)
             relative.append(ratio / largest if largest else (math.inf if ratio else 0.0))
     if relative:
-        return judged(STEP, worst_of(relative), STEP_LIMIT, about, ratios)
-    return judged(STEP, worst_of(ratios.values()), STEP_FIRST, about, ratios)
+        return make_finding(STEP, largest_of(relative), STEP_LIMIT, about, ratios)
+    return make_finding(STEP, largest_of(ratios.values()), STEP_FIRST, about, ratios)

@@ -8,18 +8,22 @@ SCREENED = 16  # columns that tell most rows apart
 ROUNDING = 1e-4  # of squared distances in float32
 
 
-def directions_of(matrix: Tensor) -> Tensor:
-    """Rows in unit length, float32; those of zeros stay zero."""
+def unit_rows(matrix: Tensor) -> Tensor:
+    """Scale rows to unit length, as float32; rows of zeros stay zero.
+
+    Args:
+        matrix: The rows (rows, columns).
+    """
     rows = matrix.detach().float()
     lengths: Tensor = rows.norm(dim=1, keepdim=True)
     return rows / lengths.clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def may_have_parallel_rows(directions: Tensor) -> bool:
-    """Whether rows of unit length can be parallel: never False where two are.
+    """Tell whether rows can be parallel; never False where two are.
 
-    Of parallel rows every few columns are near each other, up to the sign: distances of parts are no longer than those
-    of the whole. It costs a fraction of all cosines.
+    Args:
+        directions: Rows of unit length (rows, columns).
     """
     part = directions[:, :SCREENED]
     squares = part.square().sum(dim=1)

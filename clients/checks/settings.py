@@ -2,23 +2,24 @@
 
 import math
 
-from fedmjp.clients.checks.base import Finding, Incoming, judged, not_run
+from fedmjp.clients.checks.base import Finding, Incoming, make_finding, skip_finding
 
 SETTINGS = "settings"
 
 
 def check_settings(incoming: Incoming) -> list[Finding]:
-    """Count the settings c from the server that are not numbers within the policy's bounds, low <= c <= high.
+    """Count the server's settings c that are not numbers within the policy's bounds, low <= c <= high.
 
-    Names are compared without regard to case, "-" and "_". What the policy does not bound is not looked at.
+    Args:
+        incoming: The settings and their bounds.
     """
     if not incoming.bounds:
-        return [not_run(SETTINGS, "the policy bounds no setting")]
+        return [skip_finding(SETTINGS, "the policy bounds no setting")]
     bounds = {_plain(name): limits for name, limits in incoming.bounds.items()}
     bounded = {name: value for name, value in incoming.config.items() if _plain(name) in bounds}
     beyond = sorted(name for name, value in bounded.items() if not _within(value, bounds[_plain(name)]))
     about = f"settings beyond the policy's bounds: {', '.join(beyond)}" if beyond else "settings are within bounds"
-    return [judged(SETTINGS, float(len(beyond)), 0.0, about)]
+    return [make_finding(SETTINGS, float(len(beyond)), 0.0, about)]
 
 
 def _plain(name: str) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from fedmjp.clients.checks.base import Finding, Incoming, judged, not_run
-from fedmjp.clients.checks.parallel import COSINE, directions_of, may_have_parallel_rows
+from fedmjp.clients.checks.base import Finding, Incoming, make_finding, skip_finding
+from fedmjp.clients.checks.parallel import COSINE, may_have_parallel_rows, unit_rows
 
 CONSTANT = "constant lines"
 PARALLEL = "parallel rows"
@@ -20,33 +20,29 @@ RANK_LIMIT, RANK_FIRST = 4.0, 1 / 1.05
 
 
 def check_structure(incoming: Incoming) -> list[Finding]:
-    """Look at every matrix W of at least eight rows and columns, a convolution's filters as rows.
+    """Examine every matrix W of at least eight rows and columns, a convolution's filters as rows.
 
-    - *constant lines*: the share of rows, or of columns, whose entries are all equal (zero most of all);
-    - *parallel rows*: the share of rows with another one of |cosine| above 0.999;
-    - *stable rank*: |W|_F^2 / |W|_2^2, 1 where all rows are parallel.
-
-    The value is the most of all matrices: by how much a share has grown since W', and how many times smaller the rank
-    has become. In a first round there is no W'; what counts is the share itself, and the rank's inverse.
+    Args:
+        incoming: The model and its history.
     """
     matrices = dict(_matrices(incoming.weights))
-    before = dict(_matrices(incoming.previous or {}))
+    previous = dict(_matrices(incoming.previous or {}))
     if not matrices:
-        return [not_run(name, "the model has no matrix of that size") for name in (CONSTANT, PARALLEL, RANK)]
+        return [skip_finding(name, "the model has no matrix of that size") for name in (CONSTANT, PARALLEL, RANK)]
     constant, parallel, collapse = (0.0, ""), (0.0, ""), (0.0, "")
     for name, matrix in matrices.items():
-        past = before.get(name)
+        past = previous.get(name)
         lines, rows, rank = _constant(matrix), _parallel(matrix), _stable_rank(matrix)
         if past is not None:
             lines, rows = lines and lines - _constant(past), rows and rows - _parallel(past)
             rank /= _stable_rank(past)
         constant, parallel = max(constant, (lines, name)), max(parallel, (rows, name))
         collapse = max(collapse, (1 / rank, name))
-    limit = RANK_LIMIT if before else RANK_FIRST
+    limit = RANK_LIMIT if previous else RANK_FIRST
     return [
-        judged(CONSTANT, constant[0], 0.0, _about("rows or columns that are constant", constant)),
-        judged(PARALLEL, parallel[0], ROWS_LIMIT, _about("rows that are parallel to others", parallel)),
-        judged(RANK, collapse[0], limit, _about("how far the rank of a matrix has collapsed", collapse)),
+        make_finding(CONSTANT, constant[0], 0.0, _about("rows or columns that are constant", constant)),
+        make_finding(PARALLEL, parallel[0], ROWS_LIMIT, _about("rows that are parallel to others", parallel)),
+        make_finding(RANK, collapse[0], limit, _about("how far the rank of a matrix has collapsed", collapse)),
     ]
 
 
@@ -72,7 +68,7 @@ def _constant(matrix: Tensor) -> float:
 def _parallel(matrix: Tensor) -> float:
     if matrix.shape[1] < WIDEST_BY_CHANCE:
         return 0.0
-    directions, count = directions_of(matrix), 0
+    directions, count = unit_rows(matrix), 0
     if not may_have_parallel_rows(directions):
         return 0.0
     for start in range(0, len(matrix), CHUNK):
@@ -82,7 +78,7 @@ def _parallel(matrix: Tensor) -> float:
 
 
 def _stable_rank(matrix: Tensor) -> float:
-    """By the power method; 1 of a matrix of zeros."""
+    """Estimate the stable rank by the power method; 1 for a matrix of zeros."""
     tiny = torch.finfo(torch.float32).tiny
     scaled = matrix / matrix.abs().max().clamp(min=tiny)
     vector = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(0)).to(matrix.device)

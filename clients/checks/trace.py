@@ -29,21 +29,29 @@ class Layer:
     gradients: Tensor  # (pictures, tokens, out)
 
     def rows(self, picture: int) -> tuple[Tensor, Tensor]:
-        """A_i and G_i of one picture."""
-        shown, gradient = self.inputs[picture], self.gradients[picture]
+        """Return A_i and G_i of one picture.
+
+        Args:
+            picture: Its index.
+        """
+        visible, gradient = self.inputs[picture], self.gradients[picture]
         if isinstance(self.module, nn.Conv2d):
             conv = self.module
-            places = F.unfold(shown[None], conv.kernel_size, conv.dilation, _padding(conv), conv.stride)
-            shown = places[0].mT
-        return shown, gradient
+            places = F.unfold(visible[None], conv.kernel_size, conv.dilation, _padding(conv), conv.stride)
+            visible = places[0].mT
+        return visible, gradient
 
     @cached_property
     def measured(self) -> tuple[Tensor, float]:
-        """Norms of each picture's gradient by unit, (pictures, out), and the norm of their mean over pictures."""
+        """Measure each picture's gradient.
+
+        Returns:
+            Norms by unit (pictures, out), and the norm of their mean over pictures.
+        """
         units, total = [], torch.zeros(())
         for picture in range(len(self.gradients)):
-            shown, gradient = self.rows(picture)
-            single = gradient.float().mT @ shown.float()
+            visible, gradient = self.rows(picture)
+            single = gradient.float().mT @ visible.float()
             units.append(single.norm(dim=1))
             total = total + single
         return torch.stack(units), float(total.norm()) / len(units)
@@ -76,11 +84,11 @@ class _Use:
     passed: Tensor  # the copy that the model went on with
 
 
-def trace_of(incoming: Incoming) -> Trace:
+def trace_model(incoming: Incoming) -> Trace:
     """Run a client's pictures through the incoming model, in evaluation mode, and differentiate the summed loss.
 
-    Raises:
-        BadInputError: If the model gives no logits of the labels' classes, or has no layer to look at.
+    Args:
+        incoming: The model, pictures and labels.
     """
     like = next((tensor for tensor in incoming.model.parameters() if tensor.is_floating_point()), incoming.images)
     images = incoming.images[:MOST_PICTURES].detach().to(like).clone().requires_grad_()
@@ -142,7 +150,7 @@ def _watching(model: nn.Module, uses: list[_Use]) -> Iterator[None]:
 
 
 def _logits(output: object, labels: Tensor) -> Tensor:
-    """The first tensor (pictures, classes) in what a model returned, of a class for every label."""
+    """Find the first tensor (pictures, classes) in what a model returned, with a class for every label."""
     parts = list(output.values()) if isinstance(output, Mapping) else output
     for part in parts if isinstance(parts, list | tuple) else [parts]:
         if isinstance(part, Tensor) and part.ndim == 2 and len(part) == len(labels):
@@ -153,14 +161,14 @@ def _logits(output: object, labels: Tensor) -> Tensor:
 
 
 def _is_silent(use: _Use) -> bool:
-    shown, output = use.inputs, use.output.detach()
-    if len(shown) < 2 or len(output) != len(shown):
+    visible, output = use.inputs, use.output.detach()
+    if len(visible) < 2 or len(output) != len(visible):
         return False
-    return bool((output == output[:1]).all()) and not bool((shown == shown[:1]).all())
+    return bool((output == output[:1]).all()) and not bool((visible == visible[:1]).all())
 
 
 def _layers(pairs: list[tuple[_Use, Tensor | None]], pictures: int) -> Iterator[Layer]:
-    """Layers with every use of each; without those that do not go picture by picture, or that no gradient reaches."""
+    """Collect each layer with all its uses, except those that mix pictures or that no gradient reaches."""
     by_name: dict[str, list[tuple[Tensor, Tensor]]] = {}
     modules: dict[str, nn.Linear | nn.Conv2d] = {}
     for use, slope in pairs:
@@ -170,9 +178,9 @@ def _layers(pairs: list[tuple[_Use, Tensor | None]], pictures: int) -> Iterator[
         if isinstance(use.module, nn.Conv2d):
             by_name.setdefault(use.name, [(use.inputs, slope.flatten(2).mT)])
             continue
-        shown, gradient = _by_picture(use.inputs, pictures), _by_picture(slope, pictures)
-        if shown is not None and gradient is not None:
-            by_name.setdefault(use.name, []).append((shown, gradient))
+        traced, gradient = _by_picture(use.inputs, pictures), _by_picture(slope, pictures)
+        if traced is not None and gradient is not None:
+            by_name.setdefault(use.name, []).append((traced, gradient))
     for name, parts in by_name.items():
         inputs, gradients = zip(*parts, strict=True)
         joined = inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=1)
@@ -189,7 +197,7 @@ def _by_picture(tensor: Tensor, pictures: int) -> Tensor | None:
 
 
 def _padding(conv: nn.Conv2d) -> tuple[int, ...]:
-    """Padding of a Conv2d in numbers, also of one that states it in a word."""
+    """Compute the padding of a Conv2d in numbers, also where it is stated in a word."""
     if not isinstance(conv.padding, str):
         return conv.padding
     if conv.padding == "valid":

@@ -17,8 +17,12 @@ LEGACY = "fitres."  # how Flower's NumPyClient calls its records
 OF_FLOWER = frozenset({"keep_input", "code", "message"})
 
 
-def what_leaves(content: RecordDict) -> tuple[str, ...]:
-    """Records by kind and name, with their sizes: for the ledger."""
+def list_leaving(content: RecordDict) -> tuple[str, ...]:
+    """List the records of a reply by name, with their sizes, for the ledger.
+
+    Args:
+        content: Of the reply.
+    """
     lines = []
     for name, record in content.array_records.items():
         size = sum(len(array.data) for array in record.values())
@@ -28,8 +32,17 @@ def what_leaves(content: RecordDict) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def clear_refusal(content: RecordDict, policy: Clear, update: Update | None = None) -> Reason | None:
-    """Why what leaves in clear may not; None if it may."""
+def find_clear_refusal(content: RecordDict, policy: Clear, update: Update | None = None) -> Reason | None:
+    """Find why what leaves in clear may not leave.
+
+    Args:
+        content: Of the reply.
+        policy: What may leave in clear.
+        update: Of the reply, whose whole numbers leave in clear as well.
+
+    Returns:
+        The reason; None if all may leave.
+    """
     numbers, text = 0, 0
     for name, values in _plain(content):
         text += len(name)
@@ -49,19 +62,32 @@ def clear_refusal(content: RecordDict, policy: Clear, update: Update | None = No
     return None
 
 
-def bounds_refusal(message: Message, bounds: Mapping[str, tuple[float, float]]) -> Reason | None:
-    """Why the server's settings are out of the site's bounds; None if they are not."""
+def find_bounds_refusal(message: Message, bounds: Mapping[str, tuple[float, float]]) -> Reason | None:
+    """Find a setting of the server's that is out of the site's bounds.
+
+    Args:
+        message: From the server.
+        bounds: Least and greatest value by name, with dashes.
+
+    Returns:
+        The reason; None if all are within.
+    """
     for _, values in _plain(message.content):
         for key, value in values.items():
             if (bound := bounds.get(_dashed(str(key)))) is not None:
                 numbers = value if isinstance(value, list) else [value]
-                if not all(isinstance(number, int | float) and within(number, bound) for number in numbers):
+                if not all(isinstance(number, int | float) and is_within(number, bound) for number in numbers):
                     return Reason.BOUNDS
     return None
 
 
-def within(number: float, bound: tuple[float, float]) -> bool:
-    """Whether a number lies between; NaN never does."""
+def is_within(number: float, bound: tuple[float, float]) -> bool:
+    """Tell whether a number lies between two bounds; NaN never does.
+
+    Args:
+        number: The number.
+        bound: Least and greatest value.
+    """
     return bound[0] <= number <= bound[1]
 
 
@@ -75,7 +101,7 @@ def _plain(content: RecordDict) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _size(value: object) -> tuple[int, int]:
-    """Numbers and letters in a value of a record."""
+    """Count numbers and letters in a value of a record."""
     if isinstance(value, str):
         return 0, len(value.encode(errors="surrogatepass"))
     if isinstance(value, bytes):
@@ -87,7 +113,7 @@ def _size(value: object) -> tuple[int, int]:
 
 
 def _counters(tensor: Tensor, base: Tensor) -> int:
-    """Whole numbers that are not those that were sent: they leave as they are."""
+    """Count whole numbers that differ from those that were sent: they leave as they are."""
     if tensor.is_floating_point():
         return 0
     return int(torch.count_nonzero(tensor.to(torch.int64) != base.to(torch.int64)))

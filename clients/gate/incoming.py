@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedmjp.clients.checks import Finding, Incoming, examine_model, remember
 from fedmjp.clients.gate.policy import Policy
-from fedmjp.clients.gate.watching import Seen
-from fedmjp.clients.replies import Sent, Update
+from fedmjp.clients.gate.watching import Observation
+from fedmjp.clients.replies import SentArrays, Update
 from fedmjp.errors import RecordError
 from fedmjp.records import load_tensors, save_tensors
 
@@ -39,19 +39,28 @@ class ModelChecks:
         self._kept: dict[str, Tensor] = {}
         self._history: Mapping[str, Sequence[float]] = {}
 
-    def examine(self, seen: Seen, sent: Sent, config: Mapping[str, object]) -> list[Finding]:
-        """Examine the module that is trained, whose weights are still those that came in; suspicious findings."""
+    def examine(self, observed: Observation, sent: SentArrays, config: Mapping[str, object]) -> list[Finding]:
+        """Examine the module that is trained, whose weights are still those that came in.
+
+        Args:
+            observed: What was seen of the training so far.
+            sent: The arrays that came in.
+            config: The server's settings.
+
+        Returns:
+            The suspicious findings.
+        """
         self._load()
-        module = seen.module
+        module = observed.module
         weights = None if module is None else _named(module, sent)
-        if module is None or weights is None or not seen.images or not seen.labels:
+        if module is None or weights is None or not observed.images or not observed.labels:
             self.findings = []
             return []
-        images = self._kept.get("images", seen.images[0][:PICTURES].cpu())
-        labels = self._kept.get("labels", seen.labels[0][:PICTURES].cpu())
-        if images.shape[1:] != seen.images[0].shape[1:]:
-            images, labels = seen.images[0][:PICTURES], seen.labels[0][:PICTURES]
-        device = seen.images[0].device
+        images = self._kept.get("images", observed.images[0][:PICTURES].cpu())
+        labels = self._kept.get("labels", observed.labels[0][:PICTURES].cpu())
+        if images.shape[1:] != observed.images[0].shape[1:]:
+            images, labels = observed.images[0][:PICTURES], observed.labels[0][:PICTURES]
+        device = observed.images[0].device
         self.findings = examine_model(
             Incoming(
                 model=module,
@@ -71,7 +80,11 @@ class ModelChecks:
         return [finding for finding in self.findings if finding.suspicious]
 
     def keep(self, update: Update) -> None:
-        """Keep this round for the next one, once it is known what leaves."""
+        """Keep this round for the next one, once it is known what leaves.
+
+        Args:
+            update: That leaves.
+        """
         names = [name.removeprefix("previous/") for name in self._kept if name.startswith("previous/")]
         if not names:
             return
@@ -88,27 +101,29 @@ class ModelChecks:
         if not self._path.exists():
             return
         try:
-            kept, fields = load_tensors(self._path)
+            tensors, fields = load_tensors(self._path)
         except RecordError:
             return  # of a crash: as if it were the first round
         if fields.get("run") == self._run:
-            self._kept, self._history = kept, json.loads(fields["history"])
+            self._kept, self._history = tensors, json.loads(fields["history"])
 
     def _part(self, part: str) -> dict[str, Tensor] | None:
         begin = f"{part}/"
-        held = {name.removeprefix(begin): tensor for name, tensor in self._kept.items() if name.startswith(begin)}
-        return held or None
+        tensors = {name.removeprefix(begin): tensor for name, tensor in self._kept.items() if name.startswith(begin)}
+        return tensors or None
 
 
-def _named(module: nn.Module, sent: Sent) -> dict[str, Tensor] | None:
-    """Weights that were sent, by the module's own names and in its precision; None where they are not all of its."""
+def _named(module: nn.Module, sent: SentArrays) -> dict[str, Tensor] | None:
+    """Name the weights that were sent as the module does, in its precision; None where some are missing."""
     state = module.state_dict()
     for weights in sent.weights:
-        named = weights if weights.keys() == state.keys() else dict(zip(state, weights.values(), strict=False))
-        if len(weights) == len(state) and all(named[name].shape == tensor.shape for name, tensor in state.items()):
-            return {name: _as_held(named[name], tensor) for name, tensor in state.items()}
+        by_name = weights if weights.keys() == state.keys() else dict(zip(state, weights.values(), strict=False))
+        if len(weights) == len(state) and all(by_name[name].shape == tensor.shape for name, tensor in state.items()):
+            return {name: _as_held(by_name[name], tensor) for name, tensor in state.items()}
     return None
 
 
-def _as_held(tensor: Tensor, held: Tensor) -> Tensor:
-    return tensor.to(held.dtype) if tensor.is_floating_point() and held.is_floating_point() else tensor
+def _as_held(tensor: Tensor, module_tensor: Tensor) -> Tensor:
+    return (
+        tensor.to(module_tensor.dtype) if tensor.is_floating_point() and module_tensor.is_floating_point() else tensor
+    )

@@ -68,6 +68,11 @@ class GateLedger:
     def append(self, entry: Entry, *, delta: float = 1e-5, budget: float | None = None) -> float | None:
         """Write an entry, so that it outlives a crash.
 
+        Args:
+            entry: What was decided about a message.
+            delta: At which epsilon is stated.
+            budget: Epsilon of all defended uploads that must not be exceeded; None counts only.
+
         Returns:
             Epsilon of all defended uploads, if this one has noise.
 
@@ -79,7 +84,7 @@ class GateLedger:
             with self._locked() as file:
                 epsilon = None
                 if entry.multiplier is not None:
-                    epsilon = epsilon_of([*self._parse(file), entry], delta)
+                    epsilon = compose_epsilon([*self._parse(file), entry], delta)
                     if budget is not None and epsilon > budget:
                         raise DefenceError(f"the privacy budget, epsilon {budget:g}, does not allow another upload")
                 self._end_of_whole_lines(file)
@@ -92,7 +97,11 @@ class GateLedger:
         return epsilon
 
     def entries(self) -> list[Entry]:
-        """All entries; DefenceError if the file is damaged or cannot be read."""
+        """Read all entries.
+
+        Raises:
+            DefenceError: If the file is damaged or cannot be read.
+        """
         try:
             with self.path.open() as file:
                 return self._parse(file)
@@ -100,7 +109,12 @@ class GateLedger:
             raise DefenceError(f"the ledger {self.path} cannot be read: {error.strerror}") from error
 
     def approved(self, sha256: str, run: int) -> bool:
-        """Whether the gate beside the app let these arrays pass in this run."""
+        """Tell whether the gate beside the app let these arrays pass in this run.
+
+        Args:
+            sha256: Of the arrays.
+            run: Identifier of the run.
+        """
         return any(
             entry.sha256 == sha256 and entry.run == run and entry.place == "app" and entry.verdict != "refused"
             for entry in self.entries()
@@ -122,7 +136,7 @@ class GateLedger:
         return entries
 
     def _end_of_whole_lines(self, file: TextIO) -> None:
-        """Take away what a crash left of a line, and go to the end."""
+        """Remove what a crash left of a line, and go to the end."""
         end = file.seek(0, os.SEEK_END)
         if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
             content = os.pread(file.fileno(), end, 0)
@@ -137,8 +151,13 @@ class GateLedger:
             yield file
 
 
-def epsilon_of(entries: Sequence[Entry], delta: float) -> float:
-    """Epsilon that all uploads with noise cost together: with z and z' what one with (z^-2 + z'^-2)^-1/2 costs."""
+def compose_epsilon(entries: Sequence[Entry], delta: float) -> float:
+    """Compose the epsilon of all uploads with noise; z and z' cost what one with (z^-2 + z'^-2)^-1/2 costs.
+
+    Args:
+        entries: Of the ledger.
+        delta: At which epsilon is stated.
+    """
     inverse = sum(entry.multiplier**-2 for entry in entries if entry.multiplier is not None)
     if not inverse:
         return 0.0
@@ -147,6 +166,10 @@ def epsilon_of(entries: Sequence[Entry], delta: float) -> float:
     return composed_epsilon(inverse**-0.5, delta, 1)
 
 
-def as_json(entries: Sequence[Entry]) -> str:
-    """The entries as one JSON document."""
+def dump_entries(entries: Sequence[Entry]) -> str:
+    """Write entries as one JSON document.
+
+    Args:
+        entries: Of the ledger.
+    """
     return json.dumps([entry.model_dump(mode="json") for entry in entries], indent=1)

@@ -12,14 +12,14 @@ from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common import log
 
-from fedmjp.clients.gate.clear import bounds_refusal, clear_refusal, what_leaves, within
+from fedmjp.clients.gate.clear import find_bounds_refusal, find_clear_refusal, is_within, list_leaving
 from fedmjp.clients.gate.incoming import ModelChecks
 from fedmjp.clients.gate.ledger import Entry, GateLedger
 from fedmjp.clients.gate.policy import Answer, Policy
 from fedmjp.clients.gate.reasons import Reason, RefusedError, refusal
-from fedmjp.clients.gate.trying import Tried, try_upload
-from fedmjp.clients.gate.watching import Seen, Watch
-from fedmjp.clients.replies import Sent, Update, read_update
+from fedmjp.clients.gate.self_attack import AttackResults, try_upload
+from fedmjp.clients.gate.watching import Observation, TrainingWatch
+from fedmjp.clients.replies import SentArrays, Update, read_update
 from fedmjp.errors import DefenceError
 from fedmjp.randomness import Randomness, SystemRandomness
 from fedmjp.texts import printable
@@ -67,7 +67,7 @@ class UploadGate:
         self.randomness, self.clock = randomness or SystemRandomness(), clock
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """As Flower calls a mod."""
+        """Judge the reply to a message, as Flower calls a mod."""
         visit = _Visit(self, message)
         try:
             reply = visit.reply(context, call_next)
@@ -94,49 +94,71 @@ class _Visit:
     def __init__(self, gate: UploadGate, message: Message) -> None:
         self.gate, self.policy, self.message = gate, gate.policy, message
         self.started, self.inside, self.checking = gate.clock(), 0.0, 0.0
-        said = message.metadata
+        metadata = message.metadata
         self.stop: Reason | None = None  # why training was ended
-        self.checks = ModelChecks(self.policy, gate.ledger.path, said.dst_node_id, said.run_id)
-        self.entry = Entry(run=said.run_id, round=str(said.group_id), kind=said.message_type, verdict="refused")
+        self.checks = ModelChecks(self.policy, gate.ledger.path, metadata.dst_node_id, metadata.run_id)
+        self.entry = Entry(
+            run=metadata.run_id, round=str(metadata.group_id), kind=metadata.message_type, verdict="refused"
+        )
 
     def reply(self, context: Context, call_next: ClientAppCallable) -> Message:
-        """The app's reply as it may leave; RefusedError or DefenceError if nothing may."""
-        if reason := bounds_refusal(self.message, self.policy.bounds):
+        """Run the app and return its reply as it may leave.
+
+        Args:
+            context: Of the app.
+            call_next: The app.
+
+        Raises:
+            RefusedError: If the policy does not let it out; DefenceError if it cannot be judged.
+        """
+        if reason := find_bounds_refusal(self.message, self.policy.bounds):
             raise RefusedError(reason)
-        sent = Sent(self.message)  # before the app runs, which may change the message
-        with Watch(lambda seen: self._check_model(seen, sent)).watching() as seen:
+        sent = SentArrays(self.message)  # before the app runs, which may change the message
+        with TrainingWatch(lambda observed: self._check_model(observed, sent)).watching() as observed:
             reply = self._called(context, call_next)
         if self.stop is not None:  # whatever the app made of it
             raise RefusedError(self.stop)
-        self._see(seen)
+        self._see(observed)
         if reply.has_error():
             # Whatever text the app put there is as good a way out as any.
             _tell_site(reply.error.reason or "no reason given")
             raise RefusedError(Reason.ANSWERED)
-        self._say(leaves=what_leaves(reply.content))
+        self._say(leaves=list_leaving(reply.content))
         update = None
         if self.message.metadata.message_type.split(".")[0] == "train":
             update = read_update(reply, sent, self.policy.kind, WHO)
         elif reply.content.array_records:
             raise RefusedError(Reason.ARRAYS)
-        if reason := clear_refusal(reply.content, self.policy.clear, update):
+        if reason := find_clear_refusal(reply.content, self.policy.clear, update):
             raise RefusedError(reason)
         if update is not None:
-            self._judge(reply, update, seen)
+            self._judge(reply, update, observed)
             self.checks.keep(update)
         self._say(sha256=reply.content.object_id)
         # Anew, so that nothing leaves in what is said about the reply.
         return Message(reply.content, reply_to=self.message)
 
     def note(self, policy: Policy) -> None:
-        """Put what was decided on the disk; DefenceError if that fails, and then nothing may leave."""
+        """Write what was decided to the disk.
+
+        Args:
+            policy: Of the site.
+
+        Raises:
+            DefenceError: If that fails; nothing may leave then.
+        """
         if self.entry.verdict == "refused":  # until something better is known
             self._say(verdict="passed")
         self._time()
         self.gate.ledger.append(self.entry, delta=policy.delta, budget=policy.budget)
 
     def refused(self, reason: Reason, *details: str) -> Message:
-        """An error in place of the reply. Details are for the site alone."""
+        """Make an error in place of the reply.
+
+        Args:
+            reason: What the server is told.
+            details: For the site's ledger alone.
+        """
         reasons = (reason, *self.entry.reasons, *details)
         self._say(verdict="refused", reasons=reasons, sha256="", multiplier=None)
         self._time()
@@ -153,69 +175,77 @@ class _Visit:
         finally:
             self.inside = self.gate.clock() - began - self.checking
 
-    def _check_model(self, seen: Seen, sent: Sent) -> None:
-        """Called before the first step: RefusedError, which ends the training, if the model is suspicious."""
+    def _check_model(self, observed: Observation, sent: SentArrays) -> None:
+        """Check the model before the first step; a suspicious one ends the training where the policy refuses it.
+
+        Raises:
+            RefusedError: If the model is suspicious and the policy refuses such.
+        """
         if self.policy.model_checks == "off":
             return
         began = self.gate.clock()
         records = self.message.content.config_records.values()
         config = {key: value for record in records for key, value in record.items()}
-        suspicious = self.checks.examine(seen, sent, config)
+        suspicious = self.checks.examine(observed, sent, config)
         self._say(checks=tuple(f"{finding.check}: {finding.about}" for finding in suspicious))
         if suspicious and self.policy.model_checks == "refuse":
             self.stop = Reason.MODEL
             raise RefusedError(self.stop)
         self.checking = self.gate.clock() - began
 
-    def _see(self, seen: Seen) -> None:
-        if seen.rows:
-            self._say(pictures=seen.pictures, steps=seen.steps)
+    def _see(self, observed: Observation) -> None:
+        if observed.rows:
+            self._say(pictures=observed.pictures, steps=observed.steps)
         bound = self.policy.bounds.get("learning-rate")
-        if bound is not None and not all(within(rate, bound) for rate in seen.learning_rates):
+        if bound is not None and not all(is_within(rate, bound) for rate in observed.learning_rates):
             raise RefusedError(Reason.RATE)
 
-    def _judge(self, reply: Message, update: Update, seen: Seen) -> None:
-        """Leave the reply as it is, or put defended arrays into it; RefusedError if neither may leave."""
-        tried = try_upload(update, seen, psnr=self.policy.psnr, search=self._search())
-        answers = self._answers(update, seen, tried)
+    def _judge(self, reply: Message, update: Update, observed: Observation) -> None:
+        """Leave the reply as it is, or put defended arrays into it.
+
+        Raises:
+            RefusedError: If neither may leave.
+        """
+        results = try_upload(update, observed, psnr=self.policy.psnr, search=self._search())
+        answers = self._answers(update, observed, results)
         answer: Answer = next((strict for strict in STRICTEST if strict in answers), "say")
-        self._say(outcomes=tried.outcomes, reasons=(*self.entry.reasons, *(answers.get(answer) or ())))
+        self._say(outcomes=results.outcomes, reasons=(*self.entry.reasons, *(answers.get(answer) or ())))
         if answer == "refuse":
-            first, *others = answers["refuse"]
-            self._say(reasons=tuple(others))
+            first, *further = answers["refuse"]
+            self._say(reasons=tuple(further))
             raise RefusedError(first)
         if answer == "defend":
-            self._defend(reply, update, seen)
+            self._defend(reply, update, observed)
 
     def _search(self) -> tuple[str, Any] | None:
         search = self.policy.search
         return (search.attack, search.options) if search.every and secrets.randbelow(search.every) == 0 else None
 
-    def _answers(self, update: Update, seen: Seen, tried: Tried) -> dict[Answer, list[Reason]]:
-        """What the policy says, and why."""
+    def _answers(self, update: Update, observed: Observation, results: AttackResults) -> dict[Answer, list[Reason]]:
+        """Collect the policy's answers and their reasons."""
         reasons: list[tuple[Answer, Reason]] = []
-        if not seen.rows:
+        if not observed.rows:
             reasons.append((self.policy.unseen, Reason.UNSEEN))
         else:
-            pictures = min(seen.pictures, update.examples or seen.pictures)
+            pictures = min(observed.pictures, update.examples or observed.pictures)
             if pictures < self.policy.fewest_pictures:
                 reasons.append((self.policy.pictures, Reason.FEW))
-        reasons += [(getattr(self.policy, kind), reason) for kind, reason in KINDS.items() if tried.came_back(kind)]
+        reasons += [(getattr(self.policy, kind), reason) for kind, reason in KINDS.items() if results.came_back(kind)]
         answers: dict[Answer, list[Reason]] = {}
         for answer, reason in reasons:
             answers.setdefault(answer, []).append(reason)
         return answers
 
-    def _defend(self, reply: Message, update: Update, seen: Seen) -> None:
+    def _defend(self, reply: Message, update: Update, observed: Observation) -> None:
         protected = self.policy.pipeline.protect(update.change, update.client, randomness=self.gate.randomness)
         record = update.record(protected)
         tensors = dict(record.to_torch_state_dict())
-        after = try_upload(replace(update, tensors=tensors), seen, psnr=self.policy.psnr, search=AFTER)
-        self._say(outcomes=after.outcomes)
-        if self.policy.pictures != "say" and after.came_back("pictures"):
+        results = try_upload(replace(update, tensors=tensors), observed, psnr=self.policy.psnr, search=AFTER)
+        self._say(outcomes=results.outcomes)
+        if self.policy.pictures != "say" and results.came_back("pictures"):
             raise RefusedError(Reason.DEFENCE)
         reply.content[update.key] = record
-        self._say(verdict="defended", multiplier=self.policy.multiplier, leaves=what_leaves(reply.content))
+        self._say(verdict="defended", multiplier=self.policy.multiplier, leaves=list_leaving(reply.content))
 
     def _say(self, **values: Any) -> None:
         self.entry = self.entry.model_copy(update=values)

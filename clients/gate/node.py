@@ -12,12 +12,12 @@ from typing import Any
 from flwr.app import Message
 
 from fedmjp.clients.gate import flower
-from fedmjp.clients.gate.clear import bounds_refusal, clear_refusal
+from fedmjp.clients.gate.clear import find_bounds_refusal, find_clear_refusal
 from fedmjp.clients.gate.ledger import Entry, GateLedger, Outcome
 from fedmjp.clients.gate.policy import Policy
-from fedmjp.clients.gate.reasons import Reason, RefusedError, known_reason, refusal
-from fedmjp.clients.gate.trying import try_tensors
-from fedmjp.clients.replies import Sent, read_update
+from fedmjp.clients.gate.reasons import Reason, RefusedError, read_reason, refusal
+from fedmjp.clients.gate.self_attack import try_tensors
+from fedmjp.clients.replies import SentArrays, read_update
 from fedmjp.errors import DefenceError
 
 
@@ -42,7 +42,12 @@ class NodeGate:
         flower.replace_supernode_functions(self.pull, self.push)
 
     def pull(self, original: Callable[..., int | None], **named: Any) -> int | None:
-        """Pull a message as Flower does, and keep what the server sent; a bundle that is not listed is not run."""
+        """Pull a message as Flower does, and keep what the server sent; a bundle that is not listed is not run.
+
+        Args:
+            original: Flower's function.
+            named: Its arguments.
+        """
         arrived: list[tuple[Message, Any]] = []
         contents: dict[str, bytes] = {}
         receive, get_fab, pull_object, confirm = (
@@ -68,7 +73,7 @@ class NodeGate:
 
         def confirmed(run: int, message_id: str) -> None:
             # Everything is there, and nothing of it was taken away yet.
-            whole = flower.inflated(message_id, arrived[0][1], contents, named["object_store"])
+            whole = flower.inflate(message_id, arrived[0][1], contents, named["object_store"])
             self._arrived = {message_id: whole}  # the SuperNode works on one at a time
             confirm(run, message_id)
 
@@ -85,29 +90,38 @@ class NodeGate:
             return message.metadata.run_id
 
     def push(self, original: Callable[..., None], **named: Any) -> None:
-        """Push replies as Flower does, each judged and made anew."""
+        """Push replies as Flower does, each judged and made anew.
+
+        Args:
+            original: Flower's function.
+            named: Its arguments.
+        """
         send, push_object, object_store = (named[name] for name in ("send", "push_object", "object_store"))
 
-        def gated(message: Message, tree: Any, runtime: float) -> flower.Sent:
+        def gated(message: Message, tree: Any, runtime: float) -> flower.PushAnswer:
             leaving = self._judged(message, tree, object_store)
             return flower.send_whole(leaving, send, push_object, runtime)
 
         original(**{**named, "send": gated})
 
     def _judged(self, message: Message, tree: Any, object_store: Any) -> Message:
-        """The reply made anew, or an error in its place; LostReplyError if nobody knows what it replies to."""
+        """Make a reply anew, or an error in its place.
+
+        Raises:
+            LostReplyError: If nobody knows what it replies to.
+        """
         began = time.perf_counter()
-        asked = self._arrived.pop(message.metadata.reply_to_message_id, None)
-        if asked is None:
+        message_sent = self._arrived.pop(message.metadata.reply_to_message_id, None)
+        if message_sent is None:
             raise flower.LostReplyError  # Flower tells its log, and sends nothing
         outcomes: tuple[Outcome, ...] = ()
         details: tuple[str, ...] = ()
         content, reason = None, None
         try:
-            reply = flower.awaited_reply(message.metadata.message_id, tree, object_store)
+            reply = flower.await_reply(message.metadata.message_id, tree, object_store)
             if reply.has_error():
-                raise RefusedError(known_reason(reply.error) or Reason.ANSWERED)
-            outcomes, content = self._require_allowed(asked, reply), reply.content
+                raise RefusedError(read_reason(reply.error) or Reason.ANSWERED)
+            outcomes, content = self._require_allowed(message_sent, reply), reply.content
         except RefusedError as error:
             reason = error.reason
         except DefenceError as error:
@@ -115,34 +129,41 @@ class NodeGate:
         except Exception as error:  # noqa: BLE001 (whatever it is, the reply must not leave)
             reason, details = Reason.ERROR, (type(error).__name__,)
         try:
-            self._note(asked, reason, details, outcomes, time.perf_counter() - began)
+            self._note(message_sent, reason, details, outcomes, time.perf_counter() - began)
         except DefenceError:
             reason = Reason.LEDGER
         return (
-            Message(content, reply_to=asked)
+            Message(content, reply_to=message_sent)
             if content is not None and reason is None
-            else refusal(asked, reason or Reason.ERROR)
+            else refusal(message_sent, reason or Reason.ERROR)
         )
 
-    def _require_allowed(self, asked: Message, reply: Message) -> tuple[Outcome, ...]:
-        """What was tried; RefusedError if the reply may not leave."""
-        if reason := bounds_refusal(asked, self.policy.bounds):
+    def _require_allowed(self, message: Message, reply: Message) -> tuple[Outcome, ...]:
+        """Attack the tensors of a reply, and refuse it where the policy does.
+
+        Returns:
+            What the attacks found.
+
+        Raises:
+            RefusedError: If the reply may not leave.
+        """
+        if reason := find_bounds_refusal(message, self.policy.bounds):
             raise RefusedError(reason)
-        if not self.ledger.approved(flower.content_id(reply.content), asked.metadata.run_id):
+        if not self.ledger.approved(flower.hash_content(reply.content), message.metadata.run_id):
             raise RefusedError(Reason.UNGATED)
         update = None
-        if asked.metadata.message_type.split(".")[0] == "train":
-            update = read_update(reply, Sent(asked), self.policy.kind, "gate")
+        if message.metadata.message_type.split(".")[0] == "train":
+            update = read_update(reply, SentArrays(message), self.policy.kind, "gate")
         elif reply.content.array_records:
             raise RefusedError(Reason.ARRAYS)
-        if reason := clear_refusal(reply.content, self.policy.clear, update):
+        if reason := find_clear_refusal(reply.content, self.policy.clear, update):
             raise RefusedError(reason)
         if update is None:
             return ()
-        tried = try_tensors(update)
-        if self.policy.pictures != "say" and any(outcome.came_back for outcome in tried.outcomes):
+        results = try_tensors(update)
+        if self.policy.pictures != "say" and any(outcome.came_back for outcome in results.outcomes):
             raise RefusedError(Reason.FEW)
-        return tried.outcomes
+        return results.outcomes
 
     def _note(
         self,
@@ -152,13 +173,17 @@ class NodeGate:
         outcomes: tuple[Outcome, ...],
         seconds: float,
     ) -> None:
-        """Put a verdict on the disk; DefenceError if that fails."""
-        said = message.metadata
+        """Write a verdict to the disk.
+
+        Raises:
+            DefenceError: If that fails.
+        """
+        metadata = message.metadata
         entry = Entry(
             place="node",
-            run=said.run_id,
-            round=str(said.group_id),
-            kind=said.message_type,
+            run=metadata.run_id,
+            round=str(metadata.group_id),
+            kind=metadata.message_type,
             verdict="refused" if reason else "passed",
             reasons=(reason, *details) if reason else (),
             outcomes=outcomes,

@@ -63,10 +63,10 @@ class Policy(Config):
     def _can_be_kept(self) -> Self:
         if any(low > high for low, high in self.bounds.values()):
             raise ValueError("a bound has a least value above its greatest: write [least, greatest]")
-        asked = [name for name in ("pictures", "features", "labels", "unseen") if getattr(self, name) == "defend"]
-        if asked and not self.defences:
-            raise ValueError(f"{asked[0]}: defend needs defences, such as [local_dp:epsilon=8]")
-        for defence in self.pipeline.made:
+        defended = [name for name in ("pictures", "features", "labels", "unseen") if getattr(self, name) == "defend"]
+        if defended and not self.defences:
+            raise ValueError(f"{defended[0]}: defend needs defences, such as [local_dp:epsilon=8]")
+        for defence in self.pipeline.defences:
             if set(defence.stages) != {"update"} or defence.needs_model:
                 raise ValueError(f"defence {defence.name} does not work on updates, which are all that a gate changes")
         if self.budget is not None and self.multiplier is None:
@@ -75,26 +75,36 @@ class Policy(Config):
 
     @property
     def pipeline(self) -> Pipeline:
-        """The defences themselves."""
+        """Build the defences."""
         return pipeline_of(self.defences)
 
     @property
     def multiplier(self) -> float | None:
-        """Noise of a defended upload over what one client can change; None without a guarantee."""
-        return next((float(made.multiplier) for made in self._private), None)
+        """Return the noise of a defended upload over what one client can change; None without a guarantee."""
+        return next((float(defence.multiplier) for defence in self._private), None)
 
     @property
     def delta(self) -> float:
-        """At which epsilon is stated."""
-        return next((float(made.options.delta) for made in self._private), 1e-5)
+        """Return the delta at which epsilon is stated."""
+        return next((float(defence.options.delta) for defence in self._private), 1e-5)
 
     @property
     def _private(self) -> list[Any]:
-        return [made for made in self.pipeline.made if made.name == "local_dp"]
+        return [defence for defence in self.pipeline.defences if defence.name == "local_dp"]
 
     @classmethod
     def read(cls, path: Path) -> tuple[Self, Path]:
-        """A policy and where its ledger lies; ConfigError, with the nearest key, if the file is no policy."""
+        """Read a policy, and find where its ledger lies.
+
+        Args:
+            path: A YAML file; an empty one is the default policy.
+
+        Returns:
+            The policy, and the ledger's path.
+
+        Raises:
+            ConfigError: With the nearest key, if the file is no policy.
+        """
         _, values = read_yaml(path)
         if not isinstance(values, Mapping | None):
             raise ConfigError(f"{path}: a policy is a group of keys, such as pictures: refuse")

@@ -33,7 +33,7 @@ def run_clientapp() -> None:
 
 
 def _behind_gate(load: Callable[[], ClientApp]) -> ClientApp:
-    """A bundle's ClientApp behind the gate of the site's policy."""
+    """Put a bundle's ClientApp behind the gate of the site's policy."""
     from fedmjp.clients.gate.mod import UploadGate  # noqa: PLC0415 (seconds of imports)
 
     gate = UploadGate(os.environ[POLICY_VARIABLE])
@@ -63,7 +63,7 @@ def _load_what_is_needed(policy: "Policy") -> None:
     """Import what is else imported when it is first used: a bundle may hold modules of the same names."""
     import fedmjp  # noqa: PLC0415
     from fedmjp.clients.gate.mod import AFTER  # noqa: PLC0415
-    from fedmjp.clients.gate.trying import EXACT  # noqa: PLC0415
+    from fedmjp.clients.gate.self_attack import EXACT  # noqa: PLC0415
 
     for name in {*EXACT, *AFTER[:1], *([policy.search.attack] if policy.search.every else [])}:
         fedmjp.ATTACKS.get(name)
@@ -79,10 +79,10 @@ class _Modules:
         self._away: Mapping[str, ModuleType] = {}
 
     def exchange(self) -> None:
-        """Put away those that are there, and back those that were away."""
-        there = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in OURS}
-        for name in there:
+        """Put away our modules that are loaded, and put back those that were away."""
+        present = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in OURS}
+        for name in present:
             del sys.modules[name]
-        known: Any = sys.modules
-        known.update(self._away)
-        self._away = there
+        loaded: Any = sys.modules
+        loaded.update(self._away)
+        self._away = present

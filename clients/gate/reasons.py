@@ -43,11 +43,23 @@ class RefusedError(FedmjpError):
 
 
 def refusal(message: Message, reason: Reason) -> Message:
-    """What leaves in place of the reply to a message."""
+    """Make the error that leaves in place of the reply to a message.
+
+    Args:
+        message: From the server.
+        reason: What the server is told.
+    """
     return Message(Error(code=REFUSED, reason=SAID + reason), reply_to=message)
 
 
-def known_reason(error: Error) -> Reason | None:
-    """The reason in an error that ``refusal`` made; None of any other, whose text may hold anything."""
+def read_reason(error: Error) -> Reason | None:
+    """Read the reason in an error that ``refusal`` made.
+
+    Args:
+        error: Of a reply.
+
+    Returns:
+        The reason; None for any other error, whose text may hold anything.
+    """
     text = str(error.reason).removeprefix(SAID)
     return Reason(text) if error.code == REFUSED and text in set(Reason) else None

@@ -14,6 +14,10 @@ from fedmjp.clients.gate.program import POLICY_VARIABLE, PROGRAM
 def run_supernode(policy_file: Path, arguments: list[str]) -> None:
     """Run ``flower-supernode`` with both gates; it returns only by an error before the start.
 
+    Args:
+        policy_file: The site's policy.
+        arguments: Of ``flower-supernode``.
+
     Raises:
         ConfigError: If the policy is none, or its ledger cannot lie where it says.
     """
@@ -29,7 +33,15 @@ def run_supernode(policy_file: Path, arguments: list[str]) -> None:
 
 
 def write_programs(policy_file: Path, ledger: Path) -> Path:
-    """The folder beside the ledger with the program that Flower starts for each task: it comes first on the PATH."""
+    """Write the program that Flower starts for each task into a folder beside the ledger.
+
+    Args:
+        policy_file: The site's policy.
+        ledger: Of the policy.
+
+    Returns:
+        The folder, which comes first on the PATH.
+    """
     folder = ledger.with_name(ledger.name + ".programs").absolute()
     folder.mkdir(mode=0o700, exist_ok=True)
     program = folder / PROGRAM

@@ -22,7 +22,7 @@ COUNTED = 64  # distinct pictures after which nobody needs to know how many more
 
 
 @dataclass
-class Seen:
+class Observation:
     """What was seen of one call of an app. It never leaves the process."""
 
     module: nn.Module | None = None  # the outermost that was trained
@@ -40,11 +40,11 @@ class Seen:
 
     @property
     def pictures(self) -> int:
-        """Distinct pictures, up to ``COUNTED``."""
+        """Count distinct pictures, up to ``COUNTED``."""
         return len(self.digests)
 
 
-class Watch:
+class TrainingWatch:
     """Hooks for one call of an app.
 
     Args:
@@ -52,8 +52,8 @@ class Watch:
             and the weights are still those that came in. What it raises ends the training.
     """
 
-    def __init__(self, on_first_step: Callable[[Seen], None] = lambda _seen: None) -> None:
-        self.seen = Seen()
+    def __init__(self, on_first_step: Callable[[Observation], None] = lambda _seen: None) -> None:
+        self.seen = Observation()
         self._on_first_step = on_first_step
         self._depth = 0
         self._pictured = False  # whether this pass has shown its pictures
@@ -65,8 +65,8 @@ class Watch:
         self._paused = False  # while the callback runs the model itself
 
     @contextmanager
-    def watching(self) -> Iterator[Seen]:
-        """Hooks are there while the context is open."""
+    def watching(self) -> Iterator[Observation]:
+        """Keep the hooks in place while the context is open."""
         with ExitStack() as stack:
             for handle in (
                 register_module_forward_pre_hook(self._before),
@@ -111,17 +111,17 @@ class Watch:
         self._depth -= 1
 
     def _on_pictures(self, images: Tensor) -> None:
-        seen = self.seen
+        observed = self.seen
         self._rows, self._labelled = len(images), False
-        kept = sum(map(len, seen.images))
-        if len(seen.digests) < COUNTED:
-            held = images.detach().cpu().contiguous()
-            for row in held:
-                seen.digests.add(hashlib.blake2b(row.flatten().view(torch.uint8).numpy(), digest_size=16).digest())
-        self._keeping = self._keeping and kept + len(images) <= KEPT
+        count = sum(map(len, observed.images))
+        if len(observed.digests) < COUNTED:
+            copies = images.detach().cpu().contiguous()
+            for row in copies:
+                observed.digests.add(hashlib.blake2b(row.flatten().view(torch.uint8).numpy(), digest_size=16).digest())
+        self._keeping = self._keeping and count + len(images) <= KEPT
         if self._keeping:
-            seen.images.append(images.detach().clone())
-        seen.rows += len(images)
+            observed.images.append(images.detach().clone())
+        observed.rows += len(images)
 
     def _on_loss(self, *arguments: Any, **named: Any) -> None:
         target = arguments[1] if len(arguments) > 1 else named.get("target")
@@ -138,16 +138,16 @@ class Watch:
             self.seen.features.append(self._last.clone())
 
     def _on_step(self, optimiser: torch.optim.Optimizer, _arguments: object, _named: object) -> None:
-        seen = self.seen
-        seen.steps += 1
-        seen.optimiser = type(optimiser).__name__
+        observed = self.seen
+        observed.steps += 1
+        observed.optimiser = type(optimiser).__name__
         for group in optimiser.param_groups:
-            seen.learning_rates.add(float(group["lr"]))
-            seen.momentum = float(group.get("momentum") or 0.0)
-            seen.weight_decay = float(group.get("weight_decay") or 0.0)
-        if seen.steps == 1:
+            observed.learning_rates.add(float(group["lr"]))
+            observed.momentum = float(group.get("momentum") or 0.0)
+            observed.weight_decay = float(group.get("weight_decay") or 0.0)
+        if observed.steps == 1:
             self._paused = True
             try:
-                self._on_first_step(seen)
+                self._on_first_step(observed)
             finally:
                 self._paused = False

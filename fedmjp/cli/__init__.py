@@ -20,7 +20,6 @@ from fedmjp.cli.leaderboard import leaderboard
 from fedmjp.cli.options import examples
 from fedmjp.cli.quickstart import quickstart
 from fedmjp.cli.record import record
-from fedmjp.cli.segment import segment
 from fedmjp.cli.simulate import simulate
 from fedmjp.cli.study import study
 from fedmjp.cli.train import train
@@ -91,7 +90,6 @@ app.command(
 )(evaluate)
 app.command(rich_help_panel=TRAIN, epilog=examples("fedmjp compare results/train-none results/train-mjp"))(compare)
 app.add_typer(study, name="study", rich_help_panel=TRAIN)
-app.add_typer(segment, name="segment", rich_help_panel=TRAIN)
 app.command(
     rich_help_panel=DEPLOY,
     epilog=examples(

@@ -1,6 +1,9 @@
-"""`fedmjp attack`."""
+"""`fedmjp attack`: scenario, exchange, attack, score, and one table."""
 
+import hashlib
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -40,10 +43,12 @@ from fedmjp.cli.options import (
     known_attack,
 )
 from fedmjp.cli.options import output as output_option
-from fedmjp.cli.outcome import tell_outcome
+from fedmjp.cli.outcome import print_scores, tell_errors
 from fedmjp.cli.runs import choose, of_weights, published_command, require_apart, single_batches
 from fedmjp.cli.their_model import OUTPUT, attack_module, refuse_options
 from fedmjp.config import MAX_COUNT
+from fedmjp.errors import OutputError
+from fedmjp.metrics import RECOGNISABLE
 from fedmjp.overrides import parse_pairs
 from fedmjp.settings import Picture, Setting
 
@@ -55,10 +60,9 @@ if TYPE_CHECKING:
     from fedmjp.data.pictures import PictureEntry
     from fedmjp.scenario import Scenario
 
-    # Experiments, the pictures behind each of their uploads, what gives these, and that in words.
-    Asked = tuple[list[Experiment], list[list[tuple[PictureEntry, ...]]], list[UploadSource], str]
-
-# What records of a run state themselves.
+SCORES, FIGURE = "scores.csv", "reconstructions.jpg"
+BASELINE, BASELINE_OF_PICTURES = "chance", "grey"
+# Records of a run state these themselves.
 RECORDED = (
     "defences", "data", "limit", "mask_ratio", "batch_size", "uploads_per_picture", "local_steps",
     "local_learning_rate", "local_momentum", "local_batch_size", "local_optimiser", "local_weight_decay",
@@ -160,77 +164,149 @@ def attack(
     ),
     fresh: Fresh = False,
 ) -> None:
-    """Attack uploads of one model and report: computed here without Flower, recorded before, or of your own model."""
-    from fedmjp.benchmarks.campaign.prepare import ledger_of
-    from fedmjp.benchmarks.folder.output import OutputFolder
-    from fedmjp.benchmarks.plan.planning import plan, require_applicable
-    from fedmjp.benchmarks.report.render import FIGURE, render
-    from fedmjp.benchmarks.running.engine import Engine
-    from fedmjp.benchmarks.uploads.rounds import open_records
-    from fedmjp.cli.progress import TerminalProgress
-    from fedmjp.modifications import SCOPE
-
+    """Attack uploads of one model and print their scores: computed here, recorded before, or of your own model."""
     console = wide_console()
     flags = {option.name: option.opts[0] for option in context.command.params}
-    given = [key for key in context.params if context.get_parameter_source(key) is ParameterSource.COMMANDLINE]
-    refuse_options({key: flags[key] for key in given})
+    named = {key for key in context.params if context.get_parameter_source(key) is ParameterSource.COMMANDLINE}
+    refuse_options({key: flags[key] for key in context.params if key in named})
     if module is not None:
-        attack_module(context.params | ({} if "output" in given else {"output": OUTPUT}), console)
+        attack_module(context.params | ({} if "output" in named else {"output": OUTPUT}), console)
         return
-    named = set(given)
     require_apart(output, data if uploads is None else str(uploads))
-    asked = _direct(context.params, named, console) if uploads is None else _recorded(uploads, context.params, named)
-    experiments, batches, sources, origin = asked
-    recording = None if uploads is None else open_records(uploads)
-    if experiments[0].scenario.server is not None:
+    if uploads is None:
+        job = _prepare_direct(context.params, named, console)
+    else:
+        job = _open_recorded(uploads, context.params, named)
+    _attack(job, output, console, fresh=fresh)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What one command attacks.
+
+    Attributes:
+        experiments: The scenario in each version of the pictures, and its undefended twins.
+        batches: The pictures behind each of their uploads.
+        sources: What gives these uploads.
+        origin: The same in words.
+        digest: Of the uploads, or "direct" where they are computed.
+        skipped: Why pictures were passed over.
+        unusable: Uploads that cannot be attacked, with the reason.
+    """
+
+    experiments: "list[Experiment]"
+    batches: "list[list[tuple[PictureEntry, ...]]]"
+    sources: "list[UploadSource]"
+    origin: str
+    digest: str = "direct"
+    skipped: tuple[str, ...] = ()
+    unusable: tuple[str, ...] = ()
+
+
+def _attack(job: _Job, output: Path, console: "Console", *, fresh: bool) -> None:
+    """Attack each upload, write its rows as they come, and print one table."""
+    from fedmjp import provenance
+    from fedmjp.benchmarks.folder.output import OutputFolder
+    from fedmjp.benchmarks.folder.scores import ScoreTable
+    from fedmjp.benchmarks.plan.planning import plan, require_applicable
+    from fedmjp.benchmarks.report.figure import write_figure
+    from fedmjp.benchmarks.running.engine import Engine, jobs_of
+    from fedmjp.cli.progress import TerminalProgress
+    from fedmjp.threat import SCOPE
+
+    scenario = job.experiments[0].scenario
+    if scenario.server is not None:
         tell(console, SCOPE)
-    planned = plan(experiments, batches, uploads="direct" if recording is None else recording.digest())
+    planned = plan(job.experiments, job.batches, uploads=job.digest)
     require_applicable(planned)
-    ledger = ledger_of(experiments, planned, title=f"Attack {name}", uploads=origin, command=published_command())
-    problems = [] if recording is None else [problem for one in experiments for problem in recording.problems(one)]
     folder = OutputFolder(output)
+    if folder.database.exists() and not fresh:
+        raise OutputError(f"{output} holds a campaign's trials; name another --output, or forget them with --fresh")
     folder.prepare(fresh=fresh)
-    store = folder.store()
-    finished = len(store.finished([trial.key for trial in planned.trials]))
-    console.print(f"{finished} of {len(planned.trials)} trials are finished; device {experiments[0].scenario.device}.")
-    ledger.save(folder.root)
+    if fresh:
+        for name in (SCORES, FIGURE):
+            (output / name).unlink(missing_ok=True)
+    table = ScoreTable(output, planned)
+    table.write_manifest(_about(job), provenance.environment())
+    finished = table.finished([trial.key for trial in planned.tasks])
+    console.print(f"{len(finished)} of {len(planned.tasks)} trials are finished; device {scenario.device}.")
     with TerminalProgress(console) as progress:
-        progress.attacks(len(planned.trials) - finished)
-        for part, source in zip(planned.parts, sources, strict=True):
-            Engine(part.experiment, folder, store, progress, source).run(part.trials)
-    failed = render(ledger, store, folder, console, planned)
-    tell_outcome(failed, output, console, problems, figure=(output / FIGURE).exists())
+        progress.attacks(len(planned.tasks) - len(finished))
+        for part, source in zip(planned.parts, job.sources, strict=True):
+            engine = Engine(part.experiment, source, progress)
+            for work in jobs_of(0, part.trials, finished):
+                for results in engine.results(work.trials):
+                    folder.save(results.pictures)
+                    table.put(results.rows)
+                    progress.trials(len(results.rows))
+    print_scores(planned.cells, table.trials(), console)
+    files = [SCORES, "manifest.json"]
+    if pictured := [trial for trial in planned.tasks if trial.cell.reveals == "pictures"]:
+        write_figure(pictured, table.trials(), folder.pictures, output / FIGURE)
+        files = [FIGURE, *files, "pictures/"]
+    tell(console, f"Written to {output}: {', '.join(files)}. For a board: fedmjp leaderboard {output}")
+    tell_errors([str(trial.error) for trial in table.trials() if trial.status == "failed"], console, job.unusable)
+
+
+def _about(job: _Job) -> dict[str, Any]:
+    """Describe a job as its manifest does."""
+    from fedmjp.metrics import DISCLOSED
+    from fedmjp.training.run_folder import published
+
+    config = {"experiments": [published(experiment) for experiment in job.experiments]}
+    first, attacks = job.experiments[0], {attack.name: attack for each in job.experiments for attack in each.attacks}
+    title = f"Attack {next(iter(attacks))}"
+    disclosed = any(attack.build().reveals != "pictures" for attack in attacks.values())
+    return {
+        "command": published_command(),
+        "name": title.lower().replace(" ", "-"),
+        "title": title,
+        "question": "",
+        "seed": first.scenario.seed,
+        "data": Path(first.scenario.data).name,
+        "uploads": job.origin,
+        "metrics": [*first.metrics, *(DISCLOSED if disclosed else ())],
+        "recognisable_at": RECOGNISABLE,
+        "skipped": list(job.skipped),
+        "utility": {},
+        "keep": "all",
+        "reported": [],
+        "notes": [],
+        "config": config,
+        "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
+    }
 
 
 def _attacks(options: Mapping[str, Any]) -> "tuple[AttackConfig, ...]":
-    from fedmjp.benchmarks.leaderboard.measures import MEASURES
+    """Return the attack that the options name, and the baseline that knows nothing of the uploads."""
     from fedmjp.benchmarks.plan.experiment import AttackConfig
 
-    given = parse_pairs(options["options"], "--set", dashes=True)
-    tried = AttackConfig.parse({"name": options["name"], "options": given, "then": options["then"]})
-    floor = MEASURES[tried.made().reveals].floor
-    return (tried, *([] if tried.name == floor else [AttackConfig(name=floor)]))
+    values = parse_pairs(options["options"], "--set", dashes=True)
+    attack = AttackConfig.parse({"name": options["name"], "options": values, "then": options["then"]})
+    baseline = BASELINE_OF_PICTURES if attack.build().reveals == "pictures" else BASELINE
+    return (attack, *([] if attack.name == baseline else [AttackConfig(name=baseline)]))
 
 
-def _direct(options: Mapping[str, Any], named: set[str], console: "Console") -> "Asked":
-    from fedmjp.attacks.natural_patches import measured_on
+def _prepare_direct(options: Mapping[str, Any], named: set[str], console: "Console") -> _Job:
+    """Choose the pictures, and plan to compute their uploads here."""
+    from fedmjp.attacks.held_out import measured_on
     from fedmjp.benchmarks.plan.experiment import experiments_of
     from fedmjp.benchmarks.uploads.direct import DirectUploads, Memory
     from fedmjp.data.selection import open_source, select
     from fedmjp.defences.pipeline import DefenceConfig, with_mask_ratio
     from fedmjp.errors import BadInputError
     from fedmjp.models.build import build
-    from fedmjp.scenario import of_single_batches
+    from fedmjp.scenario import make_batch_scenario
 
     if "local_learning_rate" in named and "local_steps" not in named:
         raise BadInputError("--local-learning-rate is of the steps that --local-steps asks for; give both or neither")
     if options["weights"] is not None:
-        known = of_weights(options["weights"])
-        options = {**options, **{key: value for key, value in known.items() if key == "weights" or key not in named}}
+        model = of_weights(options["weights"])
+        options = {**options, **{key: value for key, value in model.items() if key == "weights" or key not in named}}
     ratio = options["mask_ratio"]
     defences = tuple(DefenceConfig.parse(text) for text in options["defences"] if text != "none")
     values = single_batches(options) | {"defences": with_mask_ratio(defences, ratio)}
-    scenario = of_single_batches(values, options["limit"])
+    scenario = make_batch_scenario(values, options["limit"])
     experiments = experiments_of(scenario, _settings(options, scenario), _attacks(options), mask_ratio=ratio)
     for arm in dict.fromkeys(experiment.arm for experiment in experiments if experiment.arm.weights):
         build(arm)  # a checkpoint that does not fit is told before anything is run
@@ -243,36 +319,38 @@ def _direct(options: Mapping[str, Any], named: set[str], console: "Console") -> 
     memory = Memory()
     sources: list[UploadSource] = [DirectUploads(experiment, selection, memory) for experiment in experiments]
     batches = [selection.batches(experiment.scenario) for experiment in experiments]
-    return experiments, batches, sources, "computed in process (direct mode)"
+    return _Job(experiments, batches, sources, "computed in process (direct mode)", skipped=tuple(selection.skipped))
 
 
-def _recorded(folder: Path, options: Mapping[str, Any], named: set[str]) -> "Asked":
+def _open_recorded(folder: Path, options: Mapping[str, Any], named: set[str]) -> _Job:
+    """Open what `fedmjp record` or `fedmjp simulate --uploads` left in a folder."""
     from fedmjp.benchmarks.plan.experiment import Experiment
     from fedmjp.benchmarks.uploads.rounds import open_records
     from fedmjp.errors import BadInputError
 
-    if given := [key for key in RECORDED if key in named]:
-        flags = ", ".join("--defence" if key == "defences" else f"--{key.replace('_', '-')}" for key in given)
+    if refused := [key for key in RECORDED if key in named]:
+        flags = ", ".join("--defence" if key == "defences" else f"--{key.replace('_', '-')}" for key in refused)
         raise BadInputError(f"{flags}: that was decided when {folder} was recorded; leave it out with --uploads")
     recording = open_records(folder)
     model = options["model"] if "model" in named else None
-    known = {"labels_known": options["labels_known"]}
-    scenarios = [
-        scenario.model_copy(update=known) for scenario in recording.attacked(model, device=choose(options["device"]))
-    ]
+    knowledge = {"labels_known": options["labels_known"]}
+    recorded = recording.attacked(model, device=choose(options["device"]))
+    scenarios = [scenario.model_copy(update=knowledge) for scenario in recorded]
     experiments = [
         Experiment.parse({"scenario": scenario, "attacks": _attacks(options), "settings": _settings(options, scenario)})
         for scenario in scenarios
     ]
     batches = [recording.batches(experiment.scenario) for experiment in experiments]
-    return experiments, batches, [recording.source(experiment) for experiment in experiments], "recorded before"
+    sources = [recording.source(experiment) for experiment in experiments]
+    unusable = tuple(problem for experiment in experiments for problem in recording.problems(experiment))
+    return _Job(experiments, batches, sources, "recorded before", recording.digest(), unusable=unusable)
 
 
 def _settings(options: Mapping[str, Any], scenario: "Scenario") -> "tuple[Setting, ...]":
-    """As asked for; else the one that compares with the clean picture."""
+    """Return the settings that were named; else the one that compares with the clean picture."""
     from fedmjp.errors import BadInputError
 
-    asked = options["settings"] or [Setting.C if scenario.gradient_of is Picture.SHUFFLED else Setting.A]
-    if len(set(asked)) < len(asked):
-        raise BadInputError(f"settings must each be named once, got {', '.join(asked)}")
-    return tuple(map(Setting, asked))  # the context holds their letters
+    letters = options["settings"] or [Setting.C if scenario.gradient_of is Picture.SHUFFLED else Setting.A]
+    if len(set(letters)) < len(letters):
+        raise BadInputError(f"settings must each be named once, got {', '.join(letters)}")
+    return tuple(map(Setting, letters))

@@ -56,10 +56,10 @@ def benchmark(
     from fedmjp.cli.campaign_run import run_prepared
 
     require_apart(output, data)
-    named = {key for key in context.params if context.get_parameter_source(key) is ParameterSource.COMMANDLINE}
-    known = of_weights(weights) if weights is not None else {}
+    given_options = {key for key in context.params if context.get_parameter_source(key) is ParameterSource.COMMANDLINE}
+    stated = of_weights(weights) if weights is not None else {}
     sizes = {"model": model, "image_size": image_size, "patch_size": patch_size, "classes": classes}
-    sizes |= {key: value for key, value in known.items() if key in sizes and key not in named}
+    sizes |= {key: value for key, value in stated.items() if key in sizes and key not in given_options}
     name = sizes.pop("model")
     campaign = Campaign.parse(
         {
@@ -79,7 +79,7 @@ def benchmark(
 
 
 def _pipeline(defences: list[str]) -> "list[DefenceConfig]":
-    """The defences as one pipeline; the word ``none`` stands for none."""
+    """Read the defences as one pipeline; the word ``none`` stands for none."""
     from fedmjp.defences.pipeline import DefenceConfig
 
     return [DefenceConfig.parse(text) for text in defences if text != "none"]

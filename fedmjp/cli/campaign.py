@@ -1,11 +1,10 @@
-"""`fedmjp campaign`: estimate, run, share, status, verify."""
+"""`fedmjp campaign`: run, status, verify, publish."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedmjp.cli.campaign_leased import fetch, start, work
 from fedmjp.cli.campaign_options import Database, File, Folder, Overrides, Weights, prepared_of
 from fedmjp.cli.campaign_run import run_prepared
 from fedmjp.cli.console import tell, wide_console
@@ -20,28 +19,10 @@ campaign = typer.Typer(help="Many cells on many pictures, from one file.", no_ar
 FAILED = 1
 
 
-@campaign.command(epilog=examples("fedmjp campaign estimate campaign.yaml"))
-def estimate(
-    file: File,
-    overrides: Overrides = [],
-    weights: Weights = [],
-    device: Device = "auto",
-    arithmetic: Arithmetic = "float32",
-) -> None:
-    """Say what a campaign consists of, what it takes in time and disk, and what cannot run here."""
-    from fedmjp.benchmarks.running.estimate import estimate as estimate_of
-    from fedmjp.cli.campaign_tables import print_estimate
-
-    console = wide_console()
-    prepared = prepared_of(file, overrides, weights, device, arithmetic)
-    with console.status("Trying each kind of work") as shown:
-        estimated = estimate_of(prepared, lambda what: shown.update(f"Trying {what}"))
-    print_estimate(prepared, estimated, console)
-
-
 @campaign.command(
     epilog=examples(
         "fedmjp campaign run campaign.yaml --output results/mine",
+        "fedmjp campaign run campaign.yaml --dry",
         "fedmjp campaign run campaign.yaml data.pictures=20 grids.0.settings=[a,c]",
     )
 )
@@ -60,48 +41,33 @@ def run(
     device: Device = "auto",
     arithmetic: Arithmetic = "float32",
     fresh: Fresh = False,
+    dry: Annotated[
+        bool, typer.Option("--dry", help="Say what it consists of and what cannot run here; run nothing.")
+    ] = False,
 ) -> None:
     """Run what is missing of a campaign, and report."""
     prepared = prepared_of(file, overrides, weights, device, arithmetic)
+    if dry:
+        from fedmjp.cli.campaign_tables import print_plan
+
+        print_plan(prepared, wide_console())
+        return
     root = output or Path("results") / f"campaign-{prepared.campaign.name}"
     require_apart(root, prepared.campaign.data.source)
     run_prepared(prepared, root, database=database, workers=workers, ray=ray, fresh=fresh)
 
 
-campaign.command(
-    epilog=examples("fedmjp campaign start campaign.yaml data.source=FOLDER --database postgresql://me@host/mine")
-)(start)
-campaign.command(epilog=examples("fedmjp campaign work --database postgresql://me@host/mine"))(work)
-campaign.command(epilog=examples("fedmjp campaign fetch results/mine --database postgresql://me@host/mine"))(fetch)
-
-
-@campaign.command(
-    epilog=examples(
-        "fedmjp campaign status results/mine", "fedmjp campaign status --database postgresql://me@host/mine"
-    )
-)
-def status(
-    folder: Annotated[
-        Path | None,
-        typer.Argument(help="What `fedmjp campaign run --output` wrote; none after `start`.", show_default=False),
-    ] = None,
-    database: Database = "",
-) -> None:
+@campaign.command(epilog=examples("fedmjp campaign status results/mine"))
+def status(folder: Folder, database: Database = "") -> None:
     """Say how far a campaign is, while it runs or after."""
     from fedmjp.benchmarks.folder.output import OutputFolder
     from fedmjp.benchmarks.folder.study import open_results
     from fedmjp.benchmarks.running.status import status as status_of
-    from fedmjp.cli.campaign_leased import tell_status
     from fedmjp.cli.campaign_tables import print_status
 
-    if folder is None:
-        tell_status(database)
-        return
     output = OutputFolder(folder)
-    ledger, store = open_results(output, database)
-    at_work = "A run is at work" if output.in_use() else ""
-    idle = "No run is at work on it from this machine; `fedmjp campaign run` goes on."
-    print_status(ledger, status_of(ledger, store), wide_console(), at_work=at_work, idle=idle)
+    plan, store = open_results(output, database)
+    print_status(plan, status_of(plan, store), wide_console(), in_work=output.in_use())
 
 
 @campaign.command(
@@ -134,14 +100,14 @@ def verify(
     if holds_study(folder) and not holds_plan(folder):
         _tell_verification(checks.Verification(problems_of_rows(folder), [], ["rows against the manifest"]))
         return
-    ledger, store = open_results(output, database)
-    verification = checks.verify(output, ledger, store)
-    board = board_in(ledger, store, folder).model_dump(mode="json")
+    plan, store = open_results(output, database)
+    verification = checks.verify(output, plan, store)
+    board = board_in(plan, store, folder).model_dump(mode="json")
     verification.problems += checks.compare_with_published(folder, board, rendered=not holds_study(folder))
     if rerun and file is not None:
-        again = checks.repeat(prepared_of(file, overrides, weights, device, arithmetic), ledger, store, rerun)
-        verification.problems += again.problems
-        verification.checked += again.checked
+        repetition = checks.repeat(prepared_of(file, overrides, weights, device, arithmetic), plan, store, rerun)
+        verification.problems += repetition.problems
+        verification.checked += repetition.checked
     _tell_verification(verification)
 
 
@@ -156,9 +122,9 @@ def publish(
     from fedmjp.benchmarks.folder.study import TRIALS, open_results, read_study, write_study
     from fedmjp.benchmarks.report.render import board_in
 
-    ledger, store = open_results(OutputFolder(folder), database)
+    plan, store = open_results(OutputFolder(folder), database)
     study.mkdir(parents=True, exist_ok=True)
-    write_study(study / TRIALS, ledger, store)
+    write_study(study / TRIALS, plan, store)
     write_json(study / "manifest.json", board_in(*read_study(study), study).about)
     written = f"Written to {study}: {TRIALS}, manifest.json. `fedmjp leaderboard {study}` makes the tables."
     tell(wide_console(), written)

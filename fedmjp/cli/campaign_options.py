@@ -35,7 +35,14 @@ Folder = Annotated[Path, typer.Argument(help="What `fedmjp campaign run --output
 def prepared_of(
     file: Path, overrides: list[str], weights: list[str], device: str, arithmetic: "Arithmetic"
 ) -> "Prepared":
-    """A campaign as its file and the command line state it.
+    """Prepare a campaign as its file and the command line state it.
+
+    Args:
+        file: The campaign's file.
+        overrides: ``key=value`` of the file.
+        weights: ``MODEL=FILE``.
+        device: auto, cpu or cuda.
+        arithmetic: Of clients.
 
     Raises:
         BadInputError: If either is wrong, or pictures or weights cannot be used.
@@ -44,8 +51,8 @@ def prepared_of(
     from fedmjp.benchmarks.campaign.prepare import prepare
     from fedmjp.zoo import PREFIX
 
-    given = parse_pairs(weights, "--weights")
-    read = read_campaign(file, [*overrides, *(f"weights.{label}={path}" for label, path in given.items())])
+    checkpoints = parse_pairs(weights, "--weights")
+    read = read_campaign(file, [*overrides, *(f"weights.{label}={path}" for label, path in checkpoints.items())])
     data = read.data.model_copy(update={"source": located(read.data.source)})
     whole = {
         label: path if path.startswith(PREFIX) else str(Path(path).absolute()) for label, path in read.weights.items()

@@ -49,25 +49,30 @@ def run_prepared(
     store = folder.store(database) if database else None  # a wrong one is told before the folder is made
     folder.prepare(fresh=fresh)
     store = store or folder.store()
-    finished = len(store.finished([trial.key for trial in prepared.plan.trials]))
+    finished = len(store.finished([trial.key for trial in prepared.plan.tasks]))
     _tell_beginning(prepared, finished, folder.root, console)
-    prepared.ledger.save(folder.root)
+    prepared.plan.save(folder.root)
     with TerminalProgress(console) as progress:
-        left = run_campaign(prepared, folder, progress, database=database, workers=workers, ray=ray)
-    failed = render(prepared.ledger, store, folder, console)
-    if left:
-        console.print(f"The budget of {read.budget.hours:g} h is spent; {left} trials wait for the next run.")
+        waiting = run_campaign(prepared, folder, progress, database=database, workers=workers, ray=ray)
+    failed = render(prepared.plan, store, folder, console)
+    if waiting:
+        console.print(f"The budget of {read.budget.hours:g} h is spent; {waiting} trials wait for the next run.")
     tell_outcome(failed, folder.root, console)
 
 
 def require_campaign(output: "OutputFolder", name: str) -> None:
-    """OutputError if a folder holds another campaign."""
-    from fedmjp.benchmarks.folder.ledger import ABOUT, Ledger
+    """Require that a folder holds no other campaign.
+
+    Args:
+        output: The folder.
+        name: Of the campaign.
+    """
+    from fedmjp.benchmarks.plan.trial_plan import ABOUT, TrialPlan
     from fedmjp.errors import OutputError
 
     if not (output.root / ABOUT).exists():
         return
-    former = Ledger.load(output.root).about["name"]
+    former = TrialPlan.load(output.root).about["name"]
     if former != name:
         raise OutputError(
             f"{output.root} holds the campaign {former!r}, this one is {name!r}; name another --output, or --fresh"
@@ -87,7 +92,11 @@ def _tell_beginning(prepared: "Prepared", finished: int, folder: Path, console: 
 
 
 def not_run(reasons: Sequence[str]) -> list[str]:
-    """Lines that say what of a battery is not run; of many reasons how many there are, and one."""
+    """Say what of a battery is not run; of many reasons how many there are, and one.
+
+    Args:
+        reasons: One per view of a row.
+    """
     if len(reasons) <= MOST_REASONS:
         return [f"Not run: {reason}" for reason in reasons]
     return [f"Not run in {len(reasons)} views of rows, of which the board's notes say why. The first: {reasons[0]}"]

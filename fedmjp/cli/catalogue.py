@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import fedmjp
-from fedmjp.modifications import SCOPE
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -19,7 +18,7 @@ MORE = {
   MJP, the picture comes again  mjp_intersection
   several pictures per upload   gradient_matching; labels tells what they show""",
     "defences": "Several act in the order in which they are named: --defence mjp --defence round.",
-    "servers": SCOPE,
+    "servers": "",  # fedmjp.threat says it
     "models": "Parameters are those of 224 pixels and 1000 classes, undefended. Besides, timm:NAME is any vision "
     "transformer of timm's with one class token and learned positions, such as timm:vit_base_patch16_224.",
     "metrics": "A value belongs to one picture; means and intervals are the leaderboard's.",
@@ -64,10 +63,11 @@ def _show_table(kind: str, names: list[str]) -> None:
     from rich.console import Console
 
     from fedmjp.cli.console import tell
+    from fedmjp.threat import SCOPE
 
     console = Console()
     _print_table([_row(kind, name) for name in names], console)
-    console.print(MORE[kind], highlight=False, markup=False)
+    console.print(MORE[kind] or SCOPE, highlight=False, markup=False)
     tell(console, f"\n`fedmjp list {kind} NAME` tells all of one, --json all of all.")
 
 
@@ -126,6 +126,8 @@ def _defence(name: str) -> dict[str, str]:
 
 
 def _server(name: str) -> dict[str, str]:
+    from fedmjp.threat import SCOPE
+
     server = fedmjp.SERVERS.get(name)
     return {
         "name": server.name,

@@ -17,3 +17,15 @@ def tell(console: Console, *lines: str, style: str | None = None) -> None:
     """Print lines as they are: no markup, no colours of their own, never broken."""
     for line in lines:
         console.print(printable(line), style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    """Write a time in words: 12 s, 3 min, 2 h 05 min.
+
+    Args:
+        seconds: At least 0.
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds) // 60
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

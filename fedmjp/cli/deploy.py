@@ -1,4 +1,4 @@
-"""`fedmjp deploy`: init, up, node, run, check, down."""
+"""`fedmjp deploy`: init, superlink, superexec, node, deal, run, check."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -51,30 +51,33 @@ def init(
     console = wide_console()
     tell(console, f"Made {folder}. Carry each of these folders to its site, and take it away from here:")
     tell(console, *(f"  {deployment.site(name).root}" for name in config.sites))
-    tell(console, f"Take {deployment.authority_key} offline. Then: fedmjp deploy up {folder}")
-
-
-@deploy.command(epilog=examples("fedmjp deploy up hospital"))
-def up(
-    folder: Folder,
-    foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay until stopped, as containers and systemd want it.")
-    ] = False,
-) -> None:
-    """Start SuperLink, SuperExec and reverse proxy, kept alive, and register the sites' keys."""
-    from fedmjp.benchmarks.deployment.layout import Deployment
-    from fedmjp.benchmarks.deployment.starting import start, wait_for_end
-
-    deployment = Deployment(folder)
-    config = start(deployment)
     tell(
-        wide_console(),
-        f"Up. From outside: {config.address}, for nodes with a registered key ({', '.join(config.sites)}) alone.",
-        f"From this machine: 127.0.0.1:{config.inside}, where every account may start runs: Flower has no login there.",
+        console,
+        f"Take {deployment.authority_key} offline. Start the server by either of these:",
+        f"  systemctl enable --now {deployment.units}/*.service",
+        f"  docker compose up --detach, in {deployment.containers}, or kubectl apply -f kubernetes.yaml",
+        f"From outside {config.address} answers nodes with a registered key ({', '.join(config.sites)}) alone.",
+        f"On the server 127.0.0.1:{config.inside} lets every account start runs: Flower has no login there.",
         f"Uploads pass in clear through {config.state} until a run ends.",
     )
-    if foreground:
-        wait_for_end(deployment)
+
+
+@deploy.command(epilog=examples("fedmjp deploy superlink hospital"))
+def superlink(folder: Folder) -> None:
+    """Run the server's SuperLink on its loopback, as the units and containers do that `init` wrote."""
+    from fedmjp.benchmarks.deployment.layout import Deployment
+    from fedmjp.benchmarks.deployment.server import run_superlink
+
+    run_superlink(Deployment(folder))
+
+
+@deploy.command(epilog=examples("fedmjp deploy superexec hospital"))
+def superexec(folder: Folder) -> None:
+    """Run what starts the server's part of runs, as the units and containers do that `init` wrote."""
+    from fedmjp.benchmarks.deployment.layout import Deployment
+    from fedmjp.benchmarks.deployment.server import run_superexec
+
+    run_superexec(Deployment(folder))
 
 
 @deploy.command(epilog=examples("fedmjp deploy node hospital/sites/north --data pictures"))
@@ -162,8 +165,9 @@ def run(
     fresh: Fresh = False,
 ) -> None:
     """Train over the sites, on their own pictures; goes on where it was stopped."""
+    from fedmjp.benchmarks.deployment.access import require_idle
     from fedmjp.benchmarks.deployment.layout import Deployment
-    from fedmjp.benchmarks.deployment.training import at_sites, class_list, require_idle, train_at_sites
+    from fedmjp.benchmarks.deployment.training import at_sites, class_list, train_at_sites
     from fedmjp.benchmarks.federation.training import rounds_done
     from fedmjp.benchmarks.folder.output import claim_folder
     from fedmjp.cli.progress import FederatedProgress
@@ -212,19 +216,6 @@ def run(
     tell_results(scenario, results, console)
 
 
-@deploy.command(epilog=examples("fedmjp deploy down hospital"))
-def down(folder: Folder) -> None:
-    """Stop what `up` started, and remove the SuperLink's database."""
-    from fedmjp.benchmarks.deployment.layout import Deployment
-    from fedmjp.benchmarks.deployment.starting import stop
-
-    deployment = Deployment(folder)
-    ran = stop(deployment)
-    console = wide_console()
-    tell(console, "Down." if ran else "It did not run.")
-    tell(console, f"On the disk stay keys, certificates and policies, and the logs in {deployment.logs}.")
-
-
 @deploy.command(epilog=examples("fedmjp deploy check hospital"))
 def check(folder: Folder) -> None:
     """Try what must fail, and tell what became of each; exit code 1 unless everything was tried and refused.
@@ -235,5 +226,5 @@ def check(folder: Folder) -> None:
     from fedmjp.benchmarks.deployment.layout import Deployment
 
     console = wide_console()
-    if not checked(Deployment(folder), lambda attempt: tell(console, attempt.line)):
+    if not checked(Deployment(folder), lambda intrusion: tell(console, intrusion.line)):
         raise typer.Exit(NOT_REFUSED)

@@ -9,7 +9,7 @@ from fedmjp.cli.runs import with_warm_up
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedmjp.scenario import Scenario
+    from fedmjp.scenario import TrainingScenario
     from fedmjp.training.run_folder import TrainingFolder
 
 TOLD = 10  # refusals that are listed on the terminal
@@ -27,14 +27,14 @@ def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     return with_warm_up(values, rounds * local if isinstance(rounds, int) and isinstance(local, int) else None)
 
 
-def read_scenario(values: dict[str, Any]) -> "Scenario":
+def read_scenario(values: dict[str, Any]) -> "TrainingScenario":
     """The scenario of values, among which those of the training stand beside the others, as in `fedmjp train`."""
     from fedmjp.errors import ConfigError, suggestion
     from fedmjp.learning import Training
-    from fedmjp.scenario import OF_BATCHES, Scenario
+    from fedmjp.scenario import TrainingScenario
 
     ours = {name: value for name, value in values.items() if name not in Training.model_fields}
-    known = [key for key in (*Training.keys(), *Scenario.keys()) if key not in ("training", *OF_BATCHES)]
+    known = [key for key in (*Training.keys(), *TrainingScenario.keys()) if not key.startswith("training")]
     recipe = values.get("recipe")
     if isinstance(recipe, dict) and "epochs" in recipe:
         raise ConfigError("recipe.epochs is not of a federation: set rounds and local_epochs")
@@ -42,18 +42,18 @@ def read_scenario(values: dict[str, Any]) -> "Scenario":
         if key not in known:
             raise ConfigError(f"unknown key {key!r}, {suggestion(key, known)}")
     training = {name: value for name, value in values.items() if name in Training.model_fields}
-    return Scenario.parse({**ours, "training": Training.parse(training)})
+    return TrainingScenario.parse({**ours, "training": Training.parse(training)})
 
 
-def tell_results(scenario: "Scenario", folder: "TrainingFolder", console: "Console") -> None:
+def tell_results(scenario: "TrainingScenario", folder: "TrainingFolder", console: "Console") -> None:
     """Tell whose replies were refused, and where everything is."""
     from fedmjp.server.refusals import RefusalFile
-    from fedmjp.wire import of_round
+    from fedmjp.wire import round_folder
 
     refused = RefusalFile(folder.refused).read()
     tell(console, *(f"Refused: {refusal}" for refusal in refused[:TOLD]))
     if len(refused) > TOLD:
         tell(console, f"{len(refused)} replies were refused in all; see {folder.refused}.")
     tell(console, f"Written to {folder.root}: weights.safetensors, history.csv, history.png.")
-    for server_round in sorted(scenario.training.records if scenario.training else ()):
-        tell(console, f"Uploads of round {server_round}: {of_round(folder.records, server_round)}")
+    for server_round in sorted(scenario.training.records):
+        tell(console, f"Uploads of round {server_round}: {round_folder(folder.records, server_round)}")

@@ -45,11 +45,11 @@ def show(
     delta: Annotated[float, typer.Option(help="At which epsilon is stated.", min=0, max=1)] = 1e-5,
 ) -> None:
     """Show what left, what was defended or refused, and why; and epsilon so far."""
-    from fedmjp.clients.gate.ledger import GateLedger, as_json
+    from fedmjp.clients.gate.ledger import GateLedger, dump_entries
 
     entries = GateLedger(ledger).entries()
     if json:
-        typer.echo(as_json(entries))
+        typer.echo(dump_entries(entries))
         return
     tell(wide_console(), *_lines(entries, delta))
 
@@ -57,7 +57,7 @@ def show(
 def _lines(entries: "Sequence[Entry]", delta: float) -> list[str]:
     from collections import Counter
 
-    from fedmjp.clients.gate.ledger import epsilon_of
+    from fedmjp.clients.gate.ledger import compose_epsilon
 
     beside = [entry for entry in entries if entry.place == "app"]
     counts = Counter(str(entry.verdict) for entry in beside)
@@ -67,7 +67,7 @@ def _lines(entries: "Sequence[Entry]", delta: float) -> list[str]:
     train = [entry for entry in beside if entry.sha256 and entry.kind.startswith("train")]
     bare = sum(entry.multiplier is None for entry in train)
     if len(train) > bare:
-        epsilon = epsilon_of(beside, delta)
+        epsilon = compose_epsilon(beside, delta)
         lines.append(f"Epsilon of the {len(train) - bare} uploads with noise: {epsilon:.3g} at delta {delta:g}.")
     if bare:
         lines.append(f"{bare} uploads left without noise: no epsilon covers them.")
@@ -78,10 +78,10 @@ def _lines(entries: "Sequence[Entry]", delta: float) -> list[str]:
 
 
 def _of_entry(entry: "Entry") -> list[str]:
-    seen = "" if entry.pictures is None else f", {entry.pictures} pictures in {entry.steps} steps"
+    batches = "" if entry.pictures is None else f", {entry.pictures} pictures in {entry.steps} steps"
     where = " in the SuperNode" if entry.place == "node" else ""
     reasons = f": {'; '.join(entry.reasons)}" if entry.reasons else ""
-    head = f"{entry.time}  round {entry.round or '-'}, {entry.kind}{seen}: {entry.verdict}{where}{reasons}"
+    head = f"{entry.time}  round {entry.round or '-'}, {entry.kind}{batches}: {entry.verdict}{where}{reasons}"
     outcomes = [
         f"    {outcome.attack}: {outcome.came_back} of {outcome.among} {outcome.of}"
         + (f" ({outcome.reason})" if outcome.reason else "")

@@ -25,8 +25,3 @@ DEPLOYED = {
     "hostile, max_norm, quorum, round_seconds, labels_known",
     **_GROUPS,
 }
-SEGMENTED = {
-    "model": "dim, depths, heads, window, channels, auxiliary_channels, drop_path, weights",
-    "recipe": "iterations, batch_size, crop, learning_rate, weight_decay, warmup_iterations, auxiliary_weight, "
-    "checkpoint_every, workers",
-}

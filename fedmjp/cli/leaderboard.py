@@ -81,6 +81,7 @@ def _write_site(folders: list[Path], site: Path, *, pictures: bool, database: st
 
 def _show(folder: Path, formats: list[str], output: Path | None, *, pictures: bool, database: str) -> None:
     from fedmjp.benchmarks.folder.output import OutputFolder, write_json
+    from fedmjp.benchmarks.folder.scores import holds_scores
     from fedmjp.benchmarks.folder.study import open_results
     from fedmjp.benchmarks.report.publish import FORMATS, publish
     from fedmjp.benchmarks.report.render import board_in, gallery_in
@@ -100,7 +101,8 @@ def _show(folder: Path, formats: list[str], output: Path | None, *, pictures: bo
     target.mkdir(parents=True, exist_ok=True)
     gallery = gallery_in(ledger, store, board, results) if pictures else None
     written = publish(board, target, formats=chosen, pictures=gallery)
-    write_json(target / "manifest.json", board.about)
+    if not holds_scores(target):  # whose manifest says what its rows are
+        write_json(target / "manifest.json", board.about)
     print_table(Report(board), console)
     tell(console, f"Written: {', '.join(map(str, written))}")
 

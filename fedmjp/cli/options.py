@@ -57,7 +57,7 @@ def known_defences(texts: Sequence[str] | None) -> Sequence[str] | None:
 
 def known_server(text: str | None) -> str | None:
     """The same text; UnknownNameError if it begins with the name of no server that changes weights."""
-    from fedmjp.modifications import HONEST, SERVERS
+    from fedmjp.threat import HONEST, SERVERS
 
     if text is not None and text != HONEST:
         SERVERS.require(text.partition(":")[0].strip())

@@ -14,7 +14,10 @@ GROUPS = ("model", "recipe", "puzzle", "partition")
 
 
 def read_values(path: Path | None) -> dict[str, Any]:
-    """The values of a YAML file; none without a file.
+    """Read the values of a YAML file; none without a file.
+
+    Args:
+        path: Of the file.
 
     Raises:
         ConfigError: If it cannot be read, or holds no mapping.
@@ -32,7 +35,12 @@ def read_values(path: Path | None) -> dict[str, Any]:
 
 
 def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values with others laid over them."""
+    """Lay values over others, group by group.
+
+    Args:
+        values: Nested.
+        over: What counts where both have a value.
+    """
     result = copy.deepcopy(dict(values))
     for key, value in over.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), dict)
@@ -41,9 +49,12 @@ def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 
 def with_checkpoint(model: Any) -> Any:
-    """The values of a model whose ``weights`` may be a file's name; CheckpointError if there is no such file.
+    """Read the ``weights`` of a model that may be a file's name; CheckpointError if there is none.
 
     What is no such thing is given back as it is: reading the configuration tells what is wrong with it.
+
+    Args:
+        model: Values; anything that is no such thing is returned as it is.
     """
     if not isinstance(model, Mapping) or not isinstance(model.get("weights"), str):
         return model

@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.text import Text
 
 from fedmjp.benchmarks.running.progress import RunProgress
-from fedmjp.cli.console import tell
+from fedmjp.cli.console import duration, tell
 
 if TYPE_CHECKING:
     from fedmjp.training.accuracy import Accuracy
@@ -54,49 +54,79 @@ class TerminalProgress(LiveBars, RunProgress):
     _steps: TaskID | None = None
 
     def start(self) -> None:
-        """Begin to show them."""
+        """Begin to show bars."""
         super().start()
         self._ended = threading.Event()
         if not self.console.is_terminal:
             threading.Thread(target=self._tell, daemon=True).start()
 
     def stop(self) -> None:
-        """End it."""
+        """End the bars."""
         super().stop()
         self._ended.set()
 
     def _tell(self) -> None:
         while not self._ended.wait(SILENT_SECONDS):
             for task in self.tasks[-1:]:
-                left = "" if task.time_remaining is None else f", about {task.time_remaining:.0f} s to go in this phase"
-                tell(self.console, f"{task.description.strip()}: {task.completed:.0f} of {task.total:.0f}{left}")
+                remaining = (
+                    "" if task.time_remaining is None else f", about {task.time_remaining:.0f} s to go in this phase"
+                )
+                tell(self.console, f"{task.description.strip()}: {task.completed:.0f} of {task.total:.0f}{remaining}")
 
     def federation(self, rounds: int) -> None:
-        """A federated run of so many rounds starts."""
+        """Show that a federated run starts.
+
+        Args:
+            rounds: So many.
+        """
         self._phase("Federated rounds (Flower starts)", rounds)
 
     def round(self) -> None:
-        """A round starts."""
+        """Show that a round starts."""
         if self._task is not None:
             self.update(self._task, advance=1, description="Federated rounds")
 
     def attacks(self, trials: int) -> None:
-        """So many trials are about to be attacked and scored."""
+        """Show that trials are about to be attacked and scored.
+
+        Args:
+            trials: So many.
+        """
         self._phase("Attacked and scored", trials)
 
-    def trials(self, done: int) -> None:
-        """So many more trials are in the store."""
+    def trials(self, count: int) -> None:
+        """Show that more trials have rows.
+
+        Args:
+            count: So many.
+        """
         if self._steps is not None:
             self.remove_task(self._steps)
             self._steps = None
         if self._task is not None:
-            self.advance(self._task, done)
+            self.advance(self._task, count)
 
-    def optimisation(self, done: int, total: int, loss: float) -> None:
-        """An attack that optimises has done so many of its steps."""
+    def time_left(self, seconds: float) -> None:
+        """Show how long the trials that are left will take.
+
+        Args:
+            seconds: By the trials of each experiment that were run.
+        """
+        if self._task is not None:
+            text = f"Attacked and scored, {duration(seconds)} to go" if seconds else "Attacked and scored"
+            self.update(self._task, description=text)
+
+    def optimisation(self, step: int, total: int, loss: float) -> None:
+        """Show how far an attack that optimises is.
+
+        Args:
+            step: Of its steps.
+            total: Number of steps.
+            loss: At this step.
+        """
         if self._steps is None:
             self._steps = self.add_task("", total=total)
-        self.update(self._steps, completed=done, total=total, description=f"  optimising, loss {loss:.4g}")
+        self.update(self._steps, completed=step, total=total, description=f"  optimising, loss {loss:.4g}")
 
     def _phase(self, description: str, total: int) -> None:
         self._task = self.add_task(description, total=total)
@@ -116,21 +146,21 @@ class TrainingProgress(LiveBars):
         self._quiet = quiet
 
     def events(self) -> "TrainingEvents":
-        """What a run is to call."""
+        """Return what a run is to call."""
         from fedmjp.training.central import TrainingEvents
 
         if self._quiet:
             return TrainingEvents(on_skipped=self.skip)
         return TrainingEvents(self._begin, self._step, self._epoch, self.skip)
 
-    def _begin(self, done: int, epochs: int, pictures: int) -> None:
+    def _begin(self, completed: int, epochs: int, pictures: int) -> None:
         self._epochs, self._pictures = epochs, pictures
-        if done >= epochs:
+        if completed >= epochs:
             self.console.print(f"All {epochs} epochs are done; --fresh starts over.")
             return
-        if done:
-            self.console.print(f"Going on after epoch {done} of {epochs}.")
-        self._task = self.add_task(f"Epoch {done + 1} of {epochs}", total=pictures)
+        if completed:
+            self.console.print(f"Going on after epoch {completed} of {epochs}.")
+        self._task = self.add_task(f"Epoch {completed + 1} of {epochs}", total=pictures)
 
     def _step(self, pictures: int) -> None:
         if self._task is not None:
@@ -146,13 +176,17 @@ class TrainingProgress(LiveBars):
 class FederatedProgress(LiveBars):
     """Shows the rounds of a federated run, some of which were done before."""
 
-    def __init__(self, console: Console, done: int, rounds: int) -> None:
+    def __init__(self, console: Console, completed: int, rounds: int) -> None:
         super().__init__(console)
         self._rounds = rounds
-        self._task = self.add_task("Rounds (Flower starts)", completed=done, total=rounds)
+        self._task = self.add_task("Rounds (Flower starts)", completed=completed, total=rounds)
 
     def round(self, row: Mapping[Any, Any]) -> None:
-        """A round is done and left this row of the history."""
+        """Show a round that is done.
+
+        Args:
+            row: Of the history.
+        """
         number, top1, speed = int(row["round"]), _top1(row["top1"]), _speed(row["images_per_second"])
         refused = f", {row['refused']:.0f} refused" if row["refused"] else ""
         skipped = f", {row['skipped']:.0f} unreadable pictures skipped" if row["skipped"] else ""
@@ -162,7 +196,11 @@ class FederatedProgress(LiveBars):
         self.update(self._task, completed=number, description=f"Rounds ({top1}, {speed})")
 
     def again(self, reason: str) -> None:
-        """Too few clients answered in a round, which did not count and is played again."""
+        """Say that too few clients answered in a round, which is played again.
+
+        Args:
+            reason: From the server.
+        """
         tell(self.console, f"Played again: {reason}")
 
 

@@ -18,12 +18,13 @@ def quickstart(
     """Run one federated experiment on bundled pictures, attack it, score it, report it."""
     console = wide_console()
     console.print("Preparing pictures and networks.")  # what follows takes seconds to import
-    from fedmjp.benchmarks.campaign.prepare import ledger_of
+    from fedmjp.benchmarks.campaign.prepare import describe
     from fedmjp.benchmarks.campaign.quickstart import quickstart as experiments_of
     from fedmjp.benchmarks.folder.output import OutputFolder
     from fedmjp.benchmarks.plan.planning import plan
     from fedmjp.benchmarks.report.render import render
     from fedmjp.benchmarks.running.engine import Engine
+    from fedmjp.benchmarks.running.runner import Recorder, run_experiment
     from fedmjp.benchmarks.uploads.source import FederatedRun, RecordedUploads
     from fedmjp.cli.progress import TerminalProgress
     from fedmjp.data.selection import select_for
@@ -34,21 +35,22 @@ def quickstart(
     batches = [selection.batches(experiment.scenario) for experiment in experiments]
     planned = plan(experiments, batches, uploads="federated")
     uploads = f"recorded from a federation of {scenario.clients} Flower clients"
-    ledger = ledger_of(experiments, planned, title="Quickstart", uploads=uploads, command="fedmjp quickstart")
+    planned = describe(planned, title="Quickstart", uploads=uploads, command="fedmjp quickstart")
     folder.prepare(fresh=fresh)
     store = folder.store()
-    keys = [trial.key for trial in planned.trials]
+    keys = [trial.key for trial in planned.tasks]
     missing = len(keys) - len(store.finished(keys))
     console.print(f"{len(keys) - missing} of {len(keys)} trials are finished; device {scenario.device}.")
-    ledger.save(folder.root)
+    planned.save(folder.root)
     with TerminalProgress(console) as progress:
         run = FederatedRun(planned, folder.run, progress)
         error = run.prepare() if missing else None
         progress.attacks(missing)
         for part in planned.parts:
             source = RecordedUploads(part.experiment, folder.run)
-            Engine(part.experiment, folder, store, progress, source).run(part.trials, error)
+            engine = Engine(part.experiment, source, progress)
+            run_experiment(engine, part.trials, Recorder(folder, store, progress), error)
         if len(store.finished(keys)) == len(keys):
             run.finish()
     console.print("Making tables and figures.")
-    tell_outcome(render(ledger, store, folder, console, planned, short=True), output, console, figure=True)
+    tell_outcome(render(planned, store, folder, console, figure=True, short=True), output, console, figure=True)

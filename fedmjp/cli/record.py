@@ -76,8 +76,8 @@ def record(
     from fedmjp.data.selection import select_for
     from fedmjp.errors import OutputError
     from fedmjp.models.build import blueprint
-    from fedmjp.modifications import SCOPE
     from fedmjp.scenario import Scenario
+    from fedmjp.threat import SCOPE
 
     console = wide_console()
     require_apart(output, data)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedmjp.cli.console import tell
 from fedmjp.cli.overrides import merged, with_checkpoint
-from fedmjp.overrides import overridden
+from fedmjp.overrides import apply_settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,7 +61,7 @@ def values_of(
     values = dict(defaults)
     for layer in (file, row_of(row).values if row is not None else {}, options):
         values = merged(values, layer)
-    return overridden(values, settings or [])
+    return apply_settings(values, settings or [])
 
 
 def with_warm_up(values: Mapping[str, Any], epochs: object) -> dict[str, Any]:
@@ -157,13 +157,13 @@ def open_trained(folders: Sequence[Path], weights: Path | None, model: Sequence[
     from fedmjp.config import Checkpoint, ModelConfig
     from fedmjp.errors import BadInputError
     from fedmjp.evaluation.runs import Trained, open_run
-    from fedmjp.overrides import overridden
+    from fedmjp.overrides import apply_settings
 
     if bool(folders) == bool(weights or model) or bool(weights) != bool(model):
         raise BadInputError("name folders of training runs, or instead a file: --weights FILE --model name=NAME")
     if weights is None:
         return [open_run(folder) for folder in folders]
-    values = overridden({"weights": Checkpoint.of(weights).model_dump()}, model)
+    values = apply_settings({"weights": Checkpoint.of(weights).model_dump()}, model)
     return [Trained(weights.name, ModelConfig.parse(values), None)]
 
 

@@ -92,7 +92,7 @@ def simulate(
     from fedmjp.data.partition_figure import draw_partition
     from fedmjp.extras import require
     from fedmjp.models.build import build
-    from fedmjp.modifications import SCOPE
+    from fedmjp.threat import SCOPE
     from fedmjp.training.run_folder import TrainingFolder, published
 
     require("training", "fedmjp simulate")
@@ -137,7 +137,7 @@ def simulate(
         console.print(f"{len(dealt.dropped)} of {len(pictures.train)} pictures are with no client.")
     tell_held_out(pictures, "the clients train on", console)
     tell(console, f"{resources.sentence()}.")
-    if asked.training and asked.training.records and asked.training.update != "gradient":
+    if asked.training.records and asked.training.update != "gradient":
         caveat = "holds changes of weights, which no attack here reads: record with --strategy fedsgd to attack them"
         tell(console, f"What is recorded of {asked.training.strategy} {caveat}.")
     if done:

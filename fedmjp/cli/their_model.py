@@ -52,7 +52,7 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
     from fedmjp.attacks import ATTACKS
     from fedmjp.attacks.base import showing_pictures
     from fedmjp.benchmarks.folder.output import claim_folder
-    from fedmjp.benchmarks.folder.pictures import save_png
+    from fedmjp.benchmarks.folder.pictures import png_of, save_png
     from fedmjp.errors import BadInputError
     from fedmjp.facade import attack
     from fedmjp.gradient_files import read_gradients
@@ -75,7 +75,7 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
         former.unlink()
     pictures = {f"recovered-{number}.png": image for number, image in enumerate(made.images, start=1)}
     for name, image in pictures.items():
-        save_png(image, folder / name)
+        save_png(png_of(image), folder / name)
     scores = None if private is None else _scores(made.images, private)
     normalisation = {"mean": _three(adopted.mean), "std": _three(adopted.std)}
     write_manifest(

@@ -54,34 +54,34 @@ def train(
     from fedmjp.training.central import open_pictures
     from fedmjp.training.central import train as run
     from fedmjp.training.config import TrainingConfig
+    from fedmjp.training.process_group import torchrun_group
     from fedmjp.training.run_folder import TrainingFolder, published
     from fedmjp.training.state import load_state
-    from fedmjp.training.together import started_together
 
     require("training", "fedmjp train")
-    named = {"data": data, "seed": seed, "model": given({"seed": seed}), "device": device, "defences": defences}
-    named |= {"recipe": given({"precision": arithmetic})}
+    options = {"data": data, "seed": seed, "model": given({"seed": seed}), "device": device, "defences": defences}
+    options |= {"recipe": given({"precision": arithmetic})}
     defaults = {"model": {"name": "deit_small"}}
-    values = values_of(defaults, read_values(config_file), row, given(named), settings)
+    values = values_of(defaults, read_values(config_file), row, given(options), settings)
     recipe = values.get("recipe")
     epochs = recipe.get("epochs") if isinstance(recipe, dict) else None
     config = TrainingConfig.parse(with_files(with_warm_up(values, epochs)))
     require_apart(output, config.data)
     pictures = open_pictures(config.data, config.model.classes)  # before anything is deleted
     folder, console = TrainingFolder(output), wide_console()
-    with started_together(config.device) as together:
-        if together.first:
+    with torchrun_group(config.device) as group:
+        if group.first:
             claim_folder(output)
             folder.check_own()
             if fresh:
                 folder.clear()
             load_state(folder.state, config=config.digest())  # before another run's manifest is replaced
             tell_held_out(pictures, "are trained on", console)
-            write_manifest(folder.manifest, "central", processes=together.of, config=published(config))
-        together.wait()
-        with TrainingProgress(console, quiet=not together.first) as progress:
-            run(config, pictures, folder, progress.events(), together)
-    if not together.first:
+            write_manifest(folder.manifest, "central", processes=group.of, config=published(config))
+        group.wait()
+        with TrainingProgress(console, quiet=not group.first) as progress:
+            run(config, pictures, folder, progress.events(), group)
+    if not group.first:
         return
     tell(console, f"Written to {output}: weights.safetensors, history.csv, history.png, manifest.json.")
     if row is not None:

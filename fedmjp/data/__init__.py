@@ -1,3 +1,1 @@
 """Sources of private pictures, and how they are dealt to clients."""
-
-from fedmjp import lean as lean

@@ -19,7 +19,7 @@ from fedmjp.learning import Recipe
 
 
 class TrainingTransform:
-    """Random crop and flip, RandAugment or colour jitter, random erasing, to ``size`` pixels per side.
+    """A random crop and flip, RandAugment or colour jitter, and random erasing, to ``size`` pixels per side.
 
     timm erases after normalisation, with noise from N(0, 1). Here nothing is normalised, so the noise is
     mean + std N(0, 1), of ImageNet: the same picture once the model has normalised it.
@@ -53,7 +53,10 @@ class TrainingTransform:
         )
 
     def __call__(self, photograph: Image.Image) -> Tensor:
-        """Draw a version of an RGB photograph.
+        """Draw a version of a photograph.
+
+        Args:
+            photograph: In RGB.
 
         Returns:
             (3, size, size) float32 in [0, 1]; where something was erased, noise that may lie outside.
@@ -69,7 +72,11 @@ class TrainingTransform:
 
 
 def with_posterize(vary: Compose) -> Compose:
-    """Mend timm's posterize, which asks Pillow for 0 bits at full strength; Pillow 13 refuses that."""
+    """Mend timm's posterize, which asks Pillow for 0 bits at full strength; Pillow 13 refuses that.
+
+    Args:
+        vary: timm's transform, changed in place.
+    """
     for step in vary.transforms:
         if isinstance(step, RandAugment):
             for operation in step.ops:
@@ -79,5 +86,5 @@ def with_posterize(vary: Compose) -> Compose:
 
 
 def _posterize(picture: Image.Image, bits: int, **_: object) -> Image.Image:
-    """Keep the highest bits; none is black, as in the Pillow that timm was written for."""
+    """Keep the highest bits; zero bits are black, as in the Pillow that timm was written for."""
     return ImageOps.posterize(picture, bits) if bits else Image.new("RGB", picture.size)

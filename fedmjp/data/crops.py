@@ -28,20 +28,20 @@ def random_crop(image: Tensor, scale: float, *, generator: np.random.Generator) 
         (3, size, size) float32 in [0, 1].
     """
     size = image.shape[-1]
-    top, left, height, width = _box(size, scale, generator)
+    row, column, height, width = _box(size, scale, generator)
     crop: Tensor = transforms.resized_crop(
-        image, top, left, height, width, [size, size], interpolation=InterpolationMode.BICUBIC, antialias=True
+        image, row, column, height, width, [size, size], interpolation=InterpolationMode.BICUBIC, antialias=True
     )
     return (crop.flip(-1) if generator.random() < FLIPPED else crop).clamp(0, 1)
 
 
 def _box(size: int, scale: float, generator: np.random.Generator) -> tuple[int, int, int, int]:
-    """Top, left, height and width of a crop."""
+    """Draw a crop: its top row and left column, height and width."""
     for _ in range(ATTEMPTS):
         area = size**2 * generator.uniform(scale, 1)
         ratio = math.exp(generator.uniform(math.log(NARROWEST), math.log(WIDEST)))
         height, width = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
         if 0 < height <= size and 0 < width <= size:
-            top, left = (int(generator.integers(size - side + 1)) for side in (height, width))
-            return top, left, height, width
+            row, column = (int(generator.integers(size - side + 1)) for side in (height, width))
+            return row, column, height, width
     return 0, 0, size, size

@@ -39,18 +39,25 @@ class LabelledDataset:
         return len(self.labels)
 
     def key(self, index: int) -> str:
-        """The name of a picture in its source."""
+        """Return the name of a picture in its source.
+
+        Args:
+            index: Of the picture.
+        """
         return self.keys[index]
 
     def digest(self) -> str:
-        """SHA-256 of which pictures there are and of which classes, as hex; of their names, not their pixels."""
+        """Return the SHA-256, as hex, of the names and classes of the pictures, without their pixels."""
         names = "\n".join([*self.class_names, "", *self.keys])
         digest = hashlib.sha256(names.encode(errors="surrogateescape"))
         digest.update(np.ascontiguousarray(self.labels).tobytes())
         return digest.hexdigest()
 
     def labelled_as(self, class_names: Sequence[str]) -> Self:
-        """The same pictures with labels that are places in these names, some of which they may lack.
+        """Label the same pictures by places in a list of classes.
+
+        Args:
+            class_names: All classes; pictures may lack some.
 
         Raises:
             DataError: If they are of a class that is not among the names.
@@ -68,7 +75,11 @@ class LabelledDataset:
         return replace(self, labels=moved[self.labels], class_names=tuple(class_names))
 
     def photograph(self, index: int) -> Image.Image:
-        """A picture as ``decode`` gives it, which is kept if it is small: not to be changed in place."""
+        """Decode a picture, and keep it if it is small: do not change it in place.
+
+        Args:
+            index: Of the picture.
+        """
         photograph = self.kept.get(index)
         if photograph is None:
             photograph = self.decode(index)
@@ -78,6 +89,9 @@ class LabelledDataset:
 
     def decode(self, index: int) -> Image.Image:
         """Read a picture and decode it, in RGB with 8 bits per channel.
+
+        Args:
+            index: Of the picture.
 
         Raises:
             DataError: If it is damaged, gone, or of a mode without a fixed range of values.
@@ -105,11 +119,15 @@ class DatasetPictures:
         self._indices = {name: index for index, name in enumerate(dataset.keys)}
 
     def names(self) -> Sequence[str]:
-        """The keys of the pictures, sorted."""
+        """List the keys of the pictures, sorted."""
         return sorted(self._indices)
 
     def load(self, name: str) -> LabelledPicture:
-        """Read one picture; DataError if it is unknown or damaged."""
+        """Read a picture; DataError if it is unknown or damaged.
+
+        Args:
+            name: Its key.
+        """
         if name not in self._indices:
             raise DataError(f"there is no picture {name!r} in {self._dataset.name}")
         index = self._indices[name]
@@ -165,8 +183,8 @@ def _open(data: str, split: Split) -> LabelledDataset:
         if not any(files.values()):
             return _image_folder(folder, split)
     except (OSError, ValueError) as error:  # no right to look into it, or no name that a file could have
-        named, reason = getattr(error, "filename", None) or folder, getattr(error, "strerror", None) or error
-        raise DataError(f"{named} cannot be read: {reason}") from None
+        place, reason = getattr(error, "filename", None) or folder, getattr(error, "strerror", None) or error
+        raise DataError(f"{place} cannot be read: {reason}") from None
     if not files[split]:
         raise DataError(f"{folder} has no {split}.parquet and no shards {split}-00000-of-00001.parquet")
     require("datasets", f"{folder}, of parquet files,")
@@ -177,7 +195,7 @@ def _open(data: str, split: Split) -> LabelledDataset:
 
 @cache
 def names_of_imagenet() -> tuple[str, ...]:
-    """The classes of ImageNet-1K by their WordNet numbers, in the order of the labels."""
+    """List the classes of ImageNet-1K by their WordNet numbers, in the order of the labels."""
     return tuple(ImageNetInfo().label_names())  # type: ignore[no-untyped-call]
 
 

@@ -14,10 +14,14 @@ SUFFIXES = frozenset(
 
 
 def parquet_files(folder: Path, split: Split) -> list[str]:
-    """The parquet files of a split, in the order of their names.
+    """List the parquet files of a split in the order of their names.
 
     They are called ``SPLIT.parquet``, or ``SPLIT-00000-of-00010.parquet`` and so on, in the folder or
     in its ``data`` folder, where the hub has them.
+
+    Args:
+        folder: Of the data set.
+        split: train or validation.
     """
     patterns = (f"{split}.parquet", f"{split}-*-of-*.parquet")
     for place in (folder, folder / "data"):
@@ -28,7 +32,14 @@ def parquet_files(folder: Path, split: Split) -> list[str]:
 
 
 def split_folders(folder: Path) -> dict[Split, Path]:
-    """Where each split's class folders are; empty if the class folders are in ``folder`` itself."""
+    """Map each split to the folder of its class folders.
+
+    Args:
+        folder: Of the data set.
+
+    Returns:
+        An empty mapping if the class folders are in ``folder`` itself.
+    """
     return {
         split: folder / name
         for split, names in SPLIT_FOLDERS.items()
@@ -38,13 +49,21 @@ def split_folders(folder: Path) -> dict[Split, Path]:
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Names of the folders in ``folder`` that hold a picture, sorted."""
+    """List the names of the folders that hold a picture, sorted.
+
+    Args:
+        folder: Whose folders are looked at.
+    """
     names = (path.name for path in folder.iterdir() if path.is_dir())
     return sorted(name for name in names if next(pictures_in(folder / name), None) is not None)
 
 
 def pictures_in(folder: Path) -> Iterator[str]:
-    """Names of the picture files in one folder, in no order."""
+    """Iterate over the names of a folder's picture files, in no order.
+
+    Args:
+        folder: Whose files are looked at.
+    """
     with os.scandir(folder) as entries:
         for entry in entries:
             if os.path.splitext(entry.name)[1].lower() in SUFFIXES:  # noqa: PTH122 (a million times)

@@ -29,7 +29,7 @@ Draw = Callable[[int, int, Sequence[int]], Drawn | None]  # of an epoch, a step,
 
 @dataclass(frozen=True)
 class Batch:
-    """Pictures as the model sees them."""
+    """A batch of pictures as the model sees them."""
 
     images: Tensor  # (pictures, 3, size, size) float32 in [0, 1]
     labels: Tensor  # (pictures,) int64
@@ -38,21 +38,28 @@ class Batch:
     drawn: Drawn | None = None  # mask and source of their puzzles, where these were drawn ahead
 
     def place(self, number: int) -> int:
-        """Of one of its pictures in the step's whole batch, of which other processes may have other parts."""
+        """Return a picture's place in the step's whole batch, of which other processes may have other parts.
+
+        Args:
+            number: Of the picture in this batch.
+        """
         return number if self.places is None else self.places[number]
 
 
 @dataclass(frozen=True)
 class Part:
-    """Which part of every batch one of several processes reads."""
+    """The part of every batch that one of several processes reads."""
 
     number: int = 0  # from 0
     of: int = 1
 
     def places(self, pictures: int) -> list[int]:
-        """Places in a batch of so many pictures: as many from its beginning as, mirrored, from its end.
+        """List this part's places in a batch: as many from its beginning as, mirrored, from its end.
 
         timm mixes the first picture with the last, the second with the last but one; both are in the same part.
+
+        Args:
+            pictures: Number of pictures of the batch.
         """
         pairs = pictures // 2
         first, end = pairs * self.number // self.of, pairs * (self.number + 1) // self.of
@@ -63,21 +70,32 @@ class Part:
 WHOLE = Part()
 
 
-def refuse(reason: str) -> None:
-    """An unreadable picture ends the run, as DataError."""
+def _refuse(reason: str) -> None:
+    """End the run at an unreadable picture, as DataError."""
     raise DataError(reason)
 
 
 def steps_per_epoch(pictures: int, recipe: Recipe) -> int:
-    """Batches of an epoch: a last, smaller batch counts only if it is the only one."""
+    """Count the batches of an epoch: a last, smaller batch counts only if it is the only one.
+
+    Args:
+        pictures: Number of pictures.
+        recipe: Gives the batch size.
+    """
     return max(pictures // recipe.batch_size, 1)
 
 
 def epoch_order(indices: np.ndarray, *, repeats: int, seed: int, epoch: int) -> np.ndarray:
-    """What an epoch reads, in order: repeated augmentation as DeiT's ``RASampler`` has it for one process.
+    """Order the pictures of an epoch, with repeated augmentation as DeiT's ``RASampler`` has it for one process.
 
     Each picture of a shuffled order comes ``repeats`` times, and the epoch ends after as many as there are
     pictures, so that it shows a share of them only.
+
+    Args:
+        indices: (pictures,) int64 of the pictures.
+        repeats: How often each comes.
+        seed: Of the run.
+        epoch: From 0.
     """
     shuffled = numpy_generator(seed, "order", epoch).permutation(indices)
     return np.repeat(shuffled, repeats)[: len(indices)]
@@ -95,9 +113,9 @@ def training_epochs(  # noqa: PLR0913 (where in the run it is takes four)
     part: Part = WHOLE,
     pinned: bool = False,
     draw: Draw | None = None,
-    on_skipped: Callable[[str], None] = refuse,
+    on_skipped: Callable[[str], None] = _refuse,
 ) -> Iterator[tuple[int, Iterator[Batch]]]:
-    """Epochs of training with their numbers; the processes that read stay for all, and are ahead.
+    """Iterate over epochs of training with their numbers; the same processes read ahead for all.
 
     A picture's version depends on (seed, epoch, its place in the epoch) alone.
 
@@ -146,9 +164,18 @@ def evaluation_batches(
     size: int,
     batch_size: int,
     workers: int = 0,
-    on_skipped: Callable[[str], None] = refuse,
+    on_skipped: Callable[[str], None] = _refuse,
 ) -> Iterator[Batch]:
-    """Pictures in the given order, without augmentation; the arguments are those of ``training_epochs``.
+    """Iterate over batches of pictures in the given order, without augmentation.
+
+    Args:
+        dataset: The photographs.
+        indices: Those to read, in order.
+        crop_share: Share of the shorter side that is kept, in (0, 1].
+        size: Pixels per side.
+        batch_size: Pictures per batch.
+        workers: Processes that read.
+        on_skipped: Called with the reason for each picture that cannot be read.
 
     Raises:
         DataError: If a picture cannot be read and ``on_skipped`` was not given.
@@ -164,9 +191,17 @@ def prepared_batches(
     *,
     batch_size: int,
     workers: int = 0,
-    on_skipped: Callable[[str], None] = refuse,
+    on_skipped: Callable[[str], None] = _refuse,
 ) -> Iterator[Batch]:
-    """Pictures in the given order, each as ``prepare`` makes it of a photograph and its key in its source.
+    """Iterate over batches of pictures in the given order, prepared by a function.
+
+    Args:
+        dataset: The photographs.
+        indices: Those to read, in order.
+        prepare: Makes a tensor (3, size, size) of a photograph and its key in its source.
+        batch_size: Pictures per batch.
+        workers: Processes that read.
+        on_skipped: Called with the reason for each picture that cannot be read.
 
     Raises:
         DataError: If a picture cannot be read and ``on_skipped`` was not given.
@@ -211,7 +246,7 @@ Read = tuple[Batch, list[str]]
 
 
 class _Reader(Dataset[Read]):
-    """Reads pictures at places of an epoch; what is drawn at a place depends on it and the epoch's seed."""
+    """A reader of pictures at places of an epoch; draws at a place depend on it and the epoch's seed."""
 
     def __init__(
         self,
@@ -263,7 +298,7 @@ def _read(reader: _Reader, jobs: Iterable[_Job], workers: int) -> Iterator[Read]
 
 
 def _join(reads: Iterable[Read], pictures: int, tell: Callable[[str], None], *, pinned: bool = False) -> Batch:
-    """The batch of at most so many pictures of which these are parts, each of which is let go once it is copied."""
+    """Join parts into a batch of at most so many pictures; each part is let go once it is copied."""
     images, labels = torch.empty(0), torch.empty(0, dtype=torch.int64)
     indices: list[int] = []
     places: list[int] = []

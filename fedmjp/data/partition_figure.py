@@ -15,22 +15,32 @@ TALLEST = 12.0
 
 
 def counts_by_client(partition: Partition, labels: np.ndarray) -> np.ndarray:
-    """Pictures of each class, (clients, classes)."""
+    """Count each client's pictures of each class, (clients, classes).
+
+    Args:
+        partition: The shares.
+        labels: (pictures,) int64 of all pictures.
+    """
     classes = int(labels.max()) + 1
     return np.stack([np.bincount(labels[share], minlength=classes) for share in partition.shares])
 
 
 def draw_partition(partition: Partition, labels: np.ndarray, path: Path) -> None:
-    """Save the figure as PNG: a row per client, a column per class, and each client's pictures in all.
+    """Save a figure with a row per client, a column per class, and each client's number of pictures.
 
     The colours are logarithmic, because Dirichlet shares differ by orders of magnitude; white is no picture.
+
+    Args:
+        partition: The shares.
+        labels: (pictures,) int64 of all pictures.
+        path: PNG file to write.
     """
     counts = counts_by_client(partition, labels)
     height = float(np.clip(1.6 + 0.28 * len(counts), 3.0, TALLEST))
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     grid, totals = figure.subplots(1, 2, sharey=True, width_ratios=(6, 1))
-    shown, norm = np.ma.masked_equal(counts, 0), LogNorm(1, max(counts.max(), 2))
-    picture = grid.imshow(shown, aspect="auto", interpolation="nearest", cmap="viridis_r", norm=norm)
+    visible, norm = np.ma.masked_equal(counts, 0), LogNorm(1, max(counts.max(), 2))
+    picture = grid.imshow(visible, aspect="auto", interpolation="nearest", cmap="viridis_r", norm=norm)
     figure.colorbar(
         picture, ax=grid, location="left", label="pictures of the class", fraction=0.04, pad=0.02, aspect=40
     )

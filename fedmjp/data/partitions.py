@@ -32,7 +32,11 @@ class Partition:
     digest: str  # of what the partition was drawn from
 
     def save(self, path: Path) -> None:
-        """Write the partition to an ``.npz`` file."""
+        """Write the partition to a file.
+
+        Args:
+            path: An ``.npz`` file.
+        """
         lengths = [len(share) for share in self.shares]
         with path.open("wb") as file:
             np.savez(
@@ -41,7 +45,14 @@ class Partition:
 
     @classmethod
     def load(cls, path: Path, labels: np.ndarray, config: PartitionConfig, *, clients: int, seed: int) -> Self:
-        """Read a partition that was saved; the other arguments are those that it was drawn with.
+        """Read a partition that was saved.
+
+        Args:
+            path: The file.
+            labels: (pictures,) int64 that the partition was drawn with, as all that follow.
+            config: Scheme of the partition.
+            clients: Number of clients.
+            seed: Of the run.
 
         Raises:
             DataError: If there is no such file, it is damaged, or it was drawn from something else.
@@ -57,14 +68,27 @@ class Partition:
 
 
 def digest_of(labels: np.ndarray, config: PartitionConfig, *, clients: int, seed: int) -> str:
-    """SHA-256 of what a partition is drawn from, as hex."""
+    """Return the SHA-256, as hex, of all that a partition is drawn from.
+
+    Args:
+        labels: (pictures,) int64.
+        config: Scheme of the partition.
+        clients: Number of clients.
+        seed: Of the run.
+    """
     whole = hashlib.sha256(f"{config.digest()} {clients} {seed} {len(labels)} ".encode())
     whole.update(np.ascontiguousarray(labels, dtype="<i8").tobytes())
     return whole.hexdigest()
 
 
 def partition(labels: np.ndarray, config: PartitionConfig, *, clients: int, seed: int) -> Partition:
-    """Deal the pictures with these labels to clients.
+    """Deal pictures to clients.
+
+    Args:
+        labels: (pictures,) int64.
+        config: Scheme of the partition.
+        clients: Number of clients.
+        seed: Of the run.
 
     Raises:
         DataError: If there are too few pictures or classes, so that a client would have none.

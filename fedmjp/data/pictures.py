@@ -34,13 +34,13 @@ class LabelledPicture:
     label: int
 
     def digest(self) -> str:
-        """SHA-256 of the pixels as the model sees them, as hex."""
+        """Return the SHA-256, as hex, of the pixels as the model sees them."""
         return hashlib.sha256(self.image.contiguous().numpy().tobytes()).hexdigest()
 
 
 @dataclass(frozen=True)
 class PictureEntry:
-    """A picture that was looked at and can be read again: what a run holds of it until it is needed."""
+    """A selected picture, without its pixels until they are needed."""
 
     name: str
     label: int
@@ -48,17 +48,26 @@ class PictureEntry:
 
 
 class PictureSource(Protocol):
-    """Named pictures that are read one at a time."""
+    """A source of named pictures that are read one at a time."""
 
     def names(self) -> Sequence[str]:
-        """Every name, in an order that never changes."""
+        """List every name, in an order that never changes."""
 
     def load(self, name: str) -> LabelledPicture:
-        """Read one picture; DataError if it cannot be read."""
+        """Read a picture; DataError if it cannot be read.
+
+        Args:
+            name: Of the picture.
+        """
 
 
 def to_image(photograph: Image.Image, size: int, *, crop_share: float = CROP_SHARE) -> Tensor:
     """Resize (bicubic), crop the centre to a share of the shorter side, convert to RGB.
+
+    Args:
+        photograph: Of any size and mode.
+        size: Pixels per side.
+        crop_share: Share of the shorter side that is kept, in (0, 1].
 
     Returns:
         (3, size, size) float32 in [0, 1].
@@ -75,6 +84,9 @@ def to_image(photograph: Image.Image, size: int, *, crop_share: float = CROP_SHA
 
 def open_picture(file: Path | BytesIO) -> Image.Image:
     """Open an encoded picture of a known format, whatever its name ends in; of an animation, the first frame.
+
+    Args:
+        file: Its path or its content.
 
     Raises:
         OSError: If it is no file, or none of these formats.
@@ -94,7 +106,14 @@ def open_picture(file: Path | BytesIO) -> Image.Image:
 
 
 def to_rgb(photograph: Image.Image) -> Image.Image:
-    """Three channels of 8 bits, turned as its EXIF data say; ValueError if the mode has no fixed range of values."""
+    """Convert to three channels of 8 bits, turned as the EXIF data say.
+
+    Args:
+        photograph: Of any mode.
+
+    Raises:
+        ValueError: If the mode has no fixed range of values.
+    """
     if photograph.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         photograph = ImageOps.exif_transpose(photograph)
     if photograph.mode.startswith("I;16"):

@@ -11,13 +11,13 @@ import torch
 from fedmjp.data.datasets import BUNDLED, DatasetPictures, open_dataset
 from fedmjp.data.pictures import CROP_SHARE, LabelledPicture, PictureEntry, PictureSource
 from fedmjp.errors import DataError, suggestion
-from fedmjp.scenario import Scenario
 from fedmjp.seeds import torch_generator
+from fedmjp.setups import BatchSetup
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Pictures that were chosen, and files that had to be passed over because they are damaged.
+    """Selected pictures, and the reasons for damaged files that were passed over.
 
     The pictures themselves stay in their source until ``load``: memory does not grow with their number.
     """
@@ -27,18 +27,26 @@ class Selection:
     skipped: tuple[str, ...]
 
     def partition(self, client: int, clients: int) -> tuple[PictureEntry, ...]:
-        """The pictures that one client holds: every ``clients``-th, a random share of equal size."""
+        """List the pictures of a client: every ``clients``-th, a random share of equal size.
+
+        Args:
+            client: From 0.
+            clients: Number of clients.
+        """
         return self.entries[client::clients]
 
-    def batches(self, scenario: Scenario) -> list[tuple[PictureEntry, ...]]:
-        """The pictures behind each upload, client by client, turn by turn.
+    def batches(self, scenario: BatchSetup) -> list[tuple[PictureEntry, ...]]:
+        """List the pictures behind each upload, client by client, turn by turn.
 
         Groups of clients whose updates are summed stand together. Runs that want fewer pictures than were chosen
         share the first ones.
+
+        Args:
+            scenario: Gives batch size, clients and pictures of each.
         """
-        size, count, together = scenario.batch_size, scenario.pictures_per_client, scenario.pipeline.clients
+        size, count, summed = scenario.batch_size, scenario.pictures_per_client, scenario.pipeline.clients
         shares = [self.partition(client, scenario.clients)[:count] for client in range(scenario.clients)]
-        groups = [shares[first : first + together] for first in range(0, len(shares), together)]
+        groups = [shares[first : first + summed] for first in range(0, len(shares), summed)]
         return [
             tuple(entry for share in group for entry in share[start : start + size])
             for group in groups
@@ -46,10 +54,13 @@ class Selection:
         ]
 
     def load(self, entry: PictureEntry) -> LabelledPicture:
-        """Read a chosen picture again.
+        """Read the pixels of a selected picture.
+
+        Args:
+            entry: The picture.
 
         Raises:
-            DataError: If it cannot be read any more, or has changed since it was chosen.
+            DataError: If it cannot be read any more, or has changed since it was selected.
         """
         picture = self.source.load(entry.name)
         if picture.digest() != entry.sha256:
@@ -58,7 +69,12 @@ class Selection:
 
 
 def open_source(data: str, *, size: int, classes: int) -> DatasetPictures:
-    """The pictures that ``--data`` names, of any kind that ``open_dataset`` opens: their validation split.
+    """Open the validation split of any data that ``open_dataset`` opens, as a source of pictures.
+
+    Args:
+        data: As the option ``--data`` names it.
+        size: Pixels per side.
+        classes: Number of classes of the model.
 
     Raises:
         DataError: If the source is missing or empty, or has labels that the model does not know.
@@ -67,57 +83,72 @@ def open_source(data: str, *, size: int, classes: int) -> DatasetPictures:
     return DatasetPictures(open_dataset(data, "validation", classes=classes), size, crop_share)
 
 
-def nothing(_name: str) -> bool:
-    """No picture is left out."""
+def _leave_none_out(_name: str) -> bool:
+    """Leave no picture out."""
     return False
 
 
-def select(source: PictureSource, count: int, *, seed: int, leave_out: Callable[[str], bool] = nothing) -> Selection:
-    """Choose ``count`` readable pictures in an order drawn from ``seed``, without names for which ``leave_out`` holds.
+def select(
+    source: PictureSource, count: int, *, seed: int, leave_out: Callable[[str], bool] = _leave_none_out
+) -> Selection:
+    """Select readable pictures in a drawn order.
 
     Damaged files are skipped and named. Only as many files as needed are read.
+
+    Args:
+        source: Pictures to select from.
+        count: Number of pictures.
+        seed: Of the order.
+        leave_out: Tells, by name, which pictures are never selected.
 
     Raises:
         DataError: If there are fewer readable pictures than asked for.
     """
     names = [name for name in source.names() if not leave_out(name)]
     order = torch.randperm(len(names), generator=torch_generator(seed, "selection"))
-    chosen: list[PictureEntry] = []
+    entries: list[PictureEntry] = []
     skipped: list[str] = []
     for index in order.tolist():
-        if len(chosen) == count:
+        if len(entries) == count:
             break
         try:
             picture = source.load(names[index])
         except DataError as error:
             skipped.append(str(error))
         else:
-            chosen.append(PictureEntry(picture.name, picture.label, picture.digest()))
-    if len(chosen) < count:
+            entries.append(PictureEntry(picture.name, picture.label, picture.digest()))
+    if len(entries) < count:
         broken = f" ({len(skipped)} damaged, first: {skipped[0]})" if skipped else ""
-        raise DataError(f"{count} pictures were asked for, but only {len(chosen)} can be read{broken}")
-    return Selection(source, tuple(chosen), tuple(skipped))
+        raise DataError(f"{count} pictures were asked for, but only {len(entries)} can be read{broken}")
+    return Selection(source, tuple(entries), tuple(skipped))
 
 
 def pick(source: PictureSource, names: Sequence[str]) -> Selection:
-    """Choose pictures by name, in the given order.
+    """Select pictures by name, in the given order.
+
+    Args:
+        source: Pictures to select from.
+        names: Each once.
 
     Raises:
         DataError: If a name is given twice, is not in the source, or its picture cannot be read.
     """
-    known = set(source.names())
+    available = set(source.names())
     for index, name in enumerate(names):
         if name in names[:index]:
             raise DataError(f"picture {name!r} is named twice")
-        if name not in known:
-            raise DataError(f"there is no picture {name!r}, {suggestion(name, known)}")
+        if name not in available:
+            raise DataError(f"there is no picture {name!r}, {suggestion(name, available)}")
     pictures = (source.load(name) for name in names)
     entries = tuple(PictureEntry(picture.name, picture.label, picture.digest()) for picture in pictures)
     return Selection(source, entries, ())
 
 
-def select_for(scenario: Scenario) -> Selection:
-    """The pictures of a federated run, one share per client.
+def select_for(scenario: BatchSetup) -> Selection:
+    """Select the pictures of a federated run, one share per client.
+
+    Args:
+        scenario: Gives data, model, clients and seed.
 
     Raises:
         DataError: If the source is missing, or has fewer readable pictures than the run needs.

@@ -35,8 +35,8 @@ COLUMNS = ["image", "label"]
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars and no log lines of the libraries, which say nothing that an error does not."""
-    shown = not are_progress_bars_disabled()
+    """Silence progress bars and log lines of the libraries, which say nothing that an error does not."""
+    visible = not are_progress_bars_disabled()
     verbosity = datasets_logging.get_verbosity(), hub_logging.get_verbosity()
     disable_progress_bars()
     datasets_logging.set_verbosity(logging.CRITICAL)
@@ -46,12 +46,12 @@ def _quiet() -> Iterator[None]:
     finally:
         datasets_logging.set_verbosity(verbosity[0])
         hub_logging.set_verbosity(verbosity[1])
-        if shown:
+        if visible:
             enable_progress_bars()
 
 
 class RowKeys(Sequence[str]):
-    """Names of the rows of a table that has none: ``validation/00017``."""
+    """The names of the rows of a table: ``validation/00017``."""
 
     def __init__(self, split: Split, count: int) -> None:
         self._split, self._rows = split, range(count)
@@ -73,7 +73,12 @@ class RowKeys(Sequence[str]):
 
 @_quiet()
 def open_parquet(name: str, files: list[str], split: Split) -> LabelledDataset:
-    """Open the files of a split.
+    """Open the parquet files of a split.
+
+    Args:
+        name: Of the data set, for messages.
+        files: Their paths.
+        split: train or validation.
 
     Raises:
         DataError: If they are damaged, or hold no labelled pictures.
@@ -94,6 +99,10 @@ def open_parquet(name: str, files: list[str], split: Split) -> LabelledDataset:
 @_quiet()
 def open_hub(data: str, split: Split) -> LabelledDataset:
     """Open the split of ``hub:OWNER/NAME``, downloading it where it is not on this machine.
+
+    Args:
+        data: hub:OWNER/NAME.
+        split: train or validation.
 
     Raises:
         DataError: If that cannot be done, or it holds no labelled pictures.
@@ -121,15 +130,15 @@ def _table(name: str, rows: Dataset, split: Split) -> LabelledDataset:
         raise DataError(f"column 'image' of {name} holds no pictures: {str(error).splitlines()[0]}") from error
     labels = rows.data.column("label")
     if not pa.types.is_integer(labels.type) or labels.null_count:
-        what = f"{labels.null_count} empty values" if labels.null_count else f"values of type {labels.type}"
-        raise DataError(f"column 'label' of {name} holds {what}, expected class numbers from 0")
-    known = rows.features["label"]
+        content = f"{labels.null_count} empty values" if labels.null_count else f"values of type {labels.type}"
+        raise DataError(f"column 'label' of {name} holds {content}, expected class numbers from 0")
+    feature = rows.features["label"]
     numbers = labels.to_numpy().astype(np.int64)
     count = int(numbers.max(initial=-1)) + 1
     return LabelledDataset(
         name=name,
         labels=numbers,
-        class_names=tuple(known.names if isinstance(known, ClassLabel) else map(str, range(count))),
+        class_names=tuple(feature.names if isinstance(feature, ClassLabel) else map(str, range(count))),
         keys=RowKeys(split, len(numbers)),
         read=partial(_row, rows),
     )

@@ -18,11 +18,16 @@ COARSE = 1e-3  # grid of privacy losses on which multipliers are searched
 
 @lru_cache(maxsize=256)
 def composed_epsilon(multiplier: float, delta: float, times: int, rate: float = 1.0) -> float:
-    """Epsilon that so many releases with Gaussian noise cost together.
+    """Compute the epsilon that releases with Gaussian noise cost together.
 
     Without sampling this is exact (Balle and Wang, ICML 2018: n releases are one with the noise of a single one
-    over the root of n). With a ``rate`` below 1, the probability with which each example takes part in a release
-    (Poisson sampling), it is the upper bound of privacy loss distributions (PLD).
+    over the root of n). With a rate below 1 it is the upper bound of privacy loss distributions (PLD).
+
+    Args:
+        multiplier: Noise multiplier of a release.
+        delta: Of the guarantee, in (0, 1).
+        times: Number of releases, from 0.
+        rate: Probability with which each example takes part in a release (Poisson sampling).
     """
     if times == 0:
         return 0.0
@@ -33,7 +38,14 @@ def composed_epsilon(multiplier: float, delta: float, times: int, rate: float = 
 
 @lru_cache(maxsize=256)
 def noise_multiplier(epsilon: float, delta: float, times: int, rate: float = 1.0) -> float:
-    """The smallest noise multiplier with which so many releases cost no more than epsilon together."""
+    """Find the smallest noise multiplier with which releases cost no more than epsilon together.
+
+    Args:
+        epsilon: Of the guarantee, above 0.
+        delta: Of the guarantee, in (0, 1).
+        times: Number of releases, from 1.
+        rate: Probability with which each example takes part in a release (Poisson sampling).
+    """
     unsampled = math.sqrt(times) * float(get_sigma_gaussian(epsilon, delta))
     if rate == 1:
         return unsampled

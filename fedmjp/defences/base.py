@@ -1,4 +1,4 @@
-"""The contract of a defence: what a client changes before anything leaves it.
+"""The contract of a defence: a change that a client makes before anything leaves it.
 
 A defence acts at one or several *stages* of a client's work, and only the hooks of these are called. One object serves
 campaigns, training and Flower mods. Its hooks are pure: they change nothing that they are given, and draw nothing but
@@ -16,17 +16,16 @@ from typing_extensions import override
 
 from fedmjp.config import Config, ModelConfig, UpdateKind
 from fedmjp.errors import DefenceError
-from fedmjp.finite import is_finite
 from fedmjp.randomness import Randomness
-from fedmjp.torch_later import torch
+from fedmjp.tensors import is_finite
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Stage = Literal["pictures", "model", "examples", "update", "aggregate"]
-# What must be seen at once: with "tensor", a part of an update is protected as the whole is.
+# The part that must be seen at once: with "tensor", a part of an update is protected as the whole is.
 Scope = Literal["tensor", "update", "example"]
-# What a defence leaves on an upload, for attacks to take into account or to be blind to.
+# Traces that a defence leaves on an upload, for attacks to take into account or to be blind to.
 Mark = Literal[
     "shuffled",  # patches of the picture changed places
     "masked",  # the position embedding of some patches was replaced
@@ -45,7 +44,7 @@ FULL_BITS = 32.0  # of a float32 value
 
 @dataclass(frozen=True)
 class Client:
-    """What a client knows when it protects an update; a mod sees neither model nor pictures."""
+    """Knowledge of a client that protects an update; a mod sees neither model nor pictures."""
 
     kind: UpdateKind
     # Structural role ("patch_embedding", "position_embedding", "head") to names of tensors.
@@ -69,10 +68,10 @@ class Spent:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known of a run before it begins.
+    """Numbers of a run that are known before it begins.
 
-    Options that are called as these fields, and that nobody gave, are taken from here: a guarantee that is for the
-    rounds of the run is then the one that was asked for.
+    Options of defences that have the names of these fields, and that nobody gave, are taken from here: the guarantee is
+    then for the rounds of the run.
     """
 
     rounds: int  # uploads of the client that makes most
@@ -127,43 +126,70 @@ class Defence(ABC):
     # Stage "pictures".
     @property
     def mask_ratio(self) -> float:
-        """Wanted share of the patches that it moves or masks; 0 if it does neither."""
+        """Return the share of the patches that it aims to move or mask; 0 if it does neither."""
         return 0.0
 
     @property
     def shuffles(self) -> bool:
-        """Whether it moves patches."""
+        """Tell whether it moves patches."""
         return False
 
     def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
-        """Pictures (batch, 3, size, size) in [0, 1] as they go into the network, with a source of randomness each."""
+        """Change pictures before they go into the network.
+
+        Args:
+            images: (batch, 3, size, size) in [0, 1].
+            grid: Patches per side.
+            randomness: A source for each picture.
+        """
+        import torch
+
         del randomness
         places = torch.arange(grid**2).expand(len(images), -1)
         return Arranged(images, torch.zeros_like(places, dtype=torch.bool), places)
 
     def ahead(self, grid: int, *, randomness: Sequence[Randomness]) -> Drawn | None:
-        """What ``arrange`` draws, for ``shown``; None, as by default, if it draws with the pictures at hand."""
+        """Draw what ``arrange`` would, before the pictures are there; None if it cannot, which is the default.
+
+        Args:
+            grid: Patches per side.
+            randomness: A source for each picture.
+        """
         del grid, randomness
         return None
 
     def shown(self, images: Tensor, drawn: Drawn) -> Arranged:
-        """What ``arrange`` makes of pictures with what ``ahead`` gave for them."""
+        """Arrange pictures as ``arrange`` would, with what ``ahead`` drew for them.
+
+        Args:
+            images: (batch, 3, size, size) in [0, 1].
+            drawn: Mask and source of these pictures.
+        """
         raise NotImplementedError
 
     # Stage "model".
     def change_model(self, model: ModelConfig) -> ModelConfig:
-        """The network that the client trains in place of ``model``."""
+        """Change the network that the client trains.
+
+        Args:
+            model: Without this defence.
+        """
         return model
 
     # Stage "examples".
     def protect_examples(self, gradients: Mapping[str, Tensor], *, randomness: Randomness) -> dict[str, Tensor]:
-        """From the gradients of single pictures, (batch, *shape) by name, to that of the step."""
+        """Combine the gradients of single pictures to that of the step; by default their mean.
+
+        Args:
+            gradients: (batch, *shape) by name.
+            randomness: Source of all that is drawn.
+        """
         del randomness
         return {name: gradient.mean(dim=0) for name, gradient in gradients.items()}
 
     # Stage "update".
     def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
-        """An update as it leaves the client.
+        """Change an update before it leaves the client.
 
         Args:
             update: Tensors by name, finite; all of the update where ``scope`` is "update".
@@ -180,46 +206,66 @@ class Defence(ABC):
         return dict(update)
 
     def withheld(self, roles: Mapping[str, frozenset[str]]) -> frozenset[str]:
-        """Names of tensors that never leave, by the roles of a model's tensors."""
+        """Name the tensors that never leave the client.
+
+        Args:
+            roles: Names of a model's tensors, by structural role.
+        """
         del roles
         return frozenset()
 
     # Stage "aggregate".
     @property
     def clients(self) -> int:
-        """How many clients' updates the server sees as one."""
+        """Count the clients whose updates the server sees as one."""
         return 1
 
-    # What an attacker may take into account.
+    # For attackers to take into account.
     @property
     def rounding(self) -> float:
-        """Largest relative error that it leaves in an entry."""
+        """Return the largest relative error that it leaves in an entry."""
         return 0.0
 
     def noise_on(self, uploaded: Tensor) -> float:
-        """Standard deviation of the noise on the entries of an uploaded tensor."""
+        """Estimate the standard deviation of its noise on the entries of an uploaded tensor.
+
+        Args:
+            uploaded: As it arrived, of any shape.
+        """
         del uploaded
         return 0.0
 
-    # What it costs.
+    # Its cost.
     def spent(self, uploads: int) -> Spent | None:
-        """Privacy that so many uploads of one client cost; None without a guarantee."""
+        """Compute the privacy that the uploads of one client cost; None without a guarantee.
+
+        Args:
+            uploads: How many, from 0.
+        """
         del uploads
         return None
 
-    def bits(self, before: float) -> float:
-        """Bits per value that an encoder needs after it, of so many before; 32 without any defence."""
-        return before
+    def bits(self, incoming: float) -> float:
+        """Compute the bits per value that an encoder needs after this defence.
 
-    # What may stand before and after it.
-    def refusal(self, before: Sequence[Defence]) -> str | None:
-        """Why it cannot follow these defences; None if it can."""
-        del before
+        Args:
+            incoming: Bits per value before it; 32 without any defence.
+        """
+        return incoming
+
+    # Its place in a pipeline.
+    def refusal(self, earlier: Sequence[Defence]) -> str | None:
+        """Say why it cannot follow other defences; None if it can.
+
+        Args:
+            earlier: The defences that act before it, in order.
+        """
+        del earlier
         return None
 
 
 class TensorDefence(Defence):
-    """Changes each tensor of real numbers, whatever else is in the update; counters and the like pass untouched."""
+    """Base of defences that change each tensor of real numbers by itself; counters and the like pass untouched."""
 
     stages = ("update",)
 
@@ -233,11 +279,25 @@ class TensorDefence(Defence):
 
     @abstractmethod
     def change(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
-        """What becomes of a tensor of finite real numbers, not empty, of any shape."""
+        """Change one tensor of an update.
+
+        Args:
+            name: Of the tensor.
+            tensor: Finite real numbers, of any shape but empty.
+            randomness: Source of all that is drawn.
+        """
 
 
 def require_finite(update: Mapping[str, Tensor], defence: str) -> None:
-    """DefenceError if a tensor holds NaN or infinite values: no guarantee holds for numbers that are none."""
+    """Refuse an update with NaN or infinite values: no guarantee holds for numbers that are none.
+
+    Args:
+        update: Tensors by name.
+        defence: Name of who refuses, for the message.
+
+    Raises:
+        DefenceError: If a tensor of real numbers is not finite.
+    """
     for name, tensor in update.items():
         if tensor.is_floating_point() and not is_finite(tensor):
             raise DefenceError(f"{defence}: tensor {name!r} holds NaN or infinite values; the update does not leave")

@@ -1,4 +1,4 @@
-"""Scales the whole update down to a norm."""
+"""Scale the whole update down to a norm."""
 
 from __future__ import annotations
 
@@ -18,13 +18,22 @@ if TYPE_CHECKING:
 
 
 class ClipOptions(Config):
-    """To which norm."""
+    """Options of the clipping."""
 
     norm: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest Euclidean norm of the whole update")
 
 
 class Clip(Defence):
-    """Scales the whole update down to a norm where it is longer (flat clipping). Without noise this is no privacy."""
+    """Flat clipping: the whole update is scaled down to a norm where it is longer. Without noise this is no privacy.
+
+    Example:
+        >>> import torch
+        >>> from fedmjp.defences.base import Client
+        >>> from fedmjp.randomness import SeededRandomness
+        >>> update = {"weight": torch.tensor([3.0, 4.0])}
+        >>> Clip({"norm": 1}).protect(update, Client("gradient"), randomness=SeededRandomness(seed=0))
+        {'weight': tensor([0.6000, 0.8000])}
+    """
 
     name = "clip"
     paper = "McMahan et al., Learning differentially private recurrent language models, ICLR 2018"

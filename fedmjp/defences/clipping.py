@@ -6,14 +6,18 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from fedmjp.torch_later import torch
-
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def global_norm(update: Mapping[str, Tensor]) -> float:
-    """Euclidean norm of all real numbers of an update together; counters do not count."""
+    """Compute the Euclidean norm of all real numbers of an update together; counters do not count.
+
+    Args:
+        update: Tensors by name.
+    """
+    import torch
+
     norms = [
         float(torch.linalg.vector_norm(value, dtype=torch.float64))
         for value in update.values()
@@ -23,7 +27,12 @@ def global_norm(update: Mapping[str, Tensor]) -> float:
 
 
 def clip(update: Mapping[str, Tensor], norm: float) -> dict[str, Tensor]:
-    """An update scaled down to a norm where it is longer; finite, or nothing is promised."""
+    """Scale an update down to a norm where it is longer.
+
+    Args:
+        update: Tensors by name, finite.
+        norm: Largest Euclidean norm, above 0.
+    """
     length = global_norm(update)
     if length <= norm:
         return dict(update)
@@ -31,11 +40,18 @@ def clip(update: Mapping[str, Tensor], norm: float) -> dict[str, Tensor]:
 
 
 def clip_examples(gradients: Mapping[str, Tensor], norm: float) -> dict[str, Tensor]:
-    """Gradients of single examples, (batch, *shape) by name, each scaled down to a norm where it is longer."""
-    # Of a tensor without dimensions there is one number per example.
+    """Scale the gradient of each example down to a norm where it is longer.
+
+    Args:
+        gradients: (batch, *shape) by name.
+        norm: Largest Euclidean norm of an example's gradient, above 0.
+    """
+    import torch
+
+    # A tensor without dimensions has one number per example.
     norms = [
         torch.linalg.vector_norm(grad[:, None].flatten(1), dim=1, dtype=torch.float64) for grad in gradients.values()
     ]
     lengths = torch.linalg.vector_norm(torch.stack(norms), dim=0)
-    factors = (norm / lengths).clamp(max=1)  # of a zero gradient: 1
+    factors = (norm / lengths).clamp(max=1)  # a zero gradient has 1
     return {name: grad * factors.to(grad).reshape(-1, *(1,) * (grad.dim() - 1)) for name, grad in gradients.items()}

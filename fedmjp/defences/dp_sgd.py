@@ -1,4 +1,4 @@
-"""Hides whether a picture is there: the gradient of each is clipped, and noise added (DP-SGD)."""
+"""Hide whether a picture is there: clip the gradient of each, and add noise (DP-SGD)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class DpSgdOptions(Config):
-    """Which guarantee, for which training."""
+    """Options of the guarantee, and the training that it is for."""
 
     epsilon: float = Field(8.0, gt=0, le=HIGHEST_EPSILON, description="that all steps together cost a picture")
     delta: float = Field(1e-5, gt=0, lt=1, description="of the same guarantee")
@@ -32,13 +32,18 @@ class DpSgdOptions(Config):
 
 
 class DpSgd(Calibrated):
-    """Clips the gradient of each picture, and adds Gaussian noise that hides whether a picture is there.
+    """DP-SGD: clipped gradients of single pictures, and Gaussian noise that hides whether a picture is there.
 
     One picture more or less changes the sum of the clipped gradients by at most the clipping norm; the noise on
     the sum has the noise multiplier times that as its standard deviation. The sum is divided by ``batch_size``,
     which may not depend on the data. The multiplier is the smallest with which ``steps`` steps cost no more than
     epsilon together, if every picture takes part in every step with probability ``sampling_rate``, independently
     (Poisson sampling). Where batches are drawn otherwise, only a rate of 1 is a guarantee.
+
+    Example:
+        >>> spent = DpSgd({"epsilon": 4, "steps": 100}).spent(100)
+        >>> round(spent.epsilon, 2), spent.unit
+        (4.0, 'picture')
     """
 
     name = "dp_sgd"
@@ -51,8 +56,8 @@ class DpSgd(Calibrated):
 
     @property
     def multiplier(self) -> float:
-        """The noise's standard deviation on the sum of a batch, over the clipping norm."""
-        from fedmjp.defences.accounting import noise_multiplier  # noqa: PLC0415 (imports for a second)
+        """Return the noise's standard deviation on the sum of a batch, over the clipping norm."""
+        from fedmjp.defences.accounting import noise_multiplier
 
         options = self.options
         return noise_multiplier(options.epsilon, options.delta, options.steps, options.sampling_rate)
@@ -63,7 +68,11 @@ class DpSgd(Calibrated):
         return self.multiplier * float(self.options.clipping_norm) / int(self.options.batch_size)
 
     def protect_examples(self, gradients: Mapping[str, Tensor], *, randomness: Randomness) -> dict[str, Tensor]:
-        """As of ``Defence``; DefenceError also if a step has more pictures than ``batch_size``."""
+        """Combine clipped gradients and noise; arguments as for ``Defence.protect_examples``.
+
+        Raises:
+            DefenceError: If a value is not finite, or a step has more pictures than ``batch_size``.
+        """
         require_finite(gradients, self.name)
         batch = max((len(gradient) for gradient in gradients.values()), default=0)
         if batch > self.options.batch_size:
@@ -77,8 +86,12 @@ class DpSgd(Calibrated):
         }
 
     def spent(self, uploads: int) -> Spent:
-        """As of ``Defence``: a picture may take part in each step."""
-        from fedmjp.defences.accounting import composed_epsilon  # noqa: PLC0415 (imports for a second)
+        """Compute the privacy that uploads cost a picture, which may take part in each step.
+
+        Args:
+            uploads: How many, from 0.
+        """
+        from fedmjp.defences.accounting import composed_epsilon
 
         options = self.options
         steps = uploads * options.steps_per_upload

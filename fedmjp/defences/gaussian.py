@@ -1,4 +1,4 @@
-"""Adds Gaussian noise in proportion to each tensor."""
+"""Add Gaussian noise in proportion to each tensor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ if TYPE_CHECKING:
 
 
 class Gaussian(RelativeNoise):
-    """Adds Gaussian noise."""
+    """Gaussian noise in proportion to each tensor.
+
+    Example:
+        >>> import torch
+        >>> from fedmjp.defences.base import Client
+        >>> from fedmjp.randomness import SeededRandomness
+        >>> protected = Gaussian({"noise": 0.1}).protect(
+        ...     {"weight": torch.ones(10_000)}, Client("gradient"), randomness=SeededRandomness(seed=0)
+        ... )
+        >>> round(float(protected["weight"].std()), 2)
+        0.1
+    """
 
     name = "gaussian"
     summary = "Gaussian noise in proportion to each tensor's root mean square; no privacy guarantee"

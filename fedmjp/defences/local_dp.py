@@ -1,4 +1,4 @@
-"""Hides which data a client has: its whole update is clipped, and noise added."""
+"""Hide which data a client has: clip its whole update, and add noise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LocalDpOptions(Config):
-    """Which guarantee, at which clipping norm."""
+    """Options of the guarantee."""
 
     epsilon: float = Field(8.0, gt=0, le=HIGHEST_EPSILON, description="that all rounds together cost a client")
     delta: float = Field(1e-5, gt=0, lt=1, description="of the same guarantee")
@@ -28,11 +28,16 @@ class LocalDpOptions(Config):
 
 
 class LocalDp(Calibrated):
-    """Clips the whole update and adds Gaussian noise that hides which data the client has.
+    """Local differential privacy: a clipped update, and Gaussian noise that hides which data the client has.
 
     Two data sets of a client, however different, give updates at most twice the clipping norm apart; the noise's
     standard deviation is the noise multiplier times that. The multiplier is the smallest with which the stated
     rounds cost no more than epsilon together.
+
+    Example:
+        >>> spent = LocalDp({"epsilon": 8, "rounds": 10}).spent(10)
+        >>> round(spent.epsilon, 2), spent.unit
+        (8.0, 'client')
     """
 
     name = "local_dp"
@@ -47,8 +52,8 @@ class LocalDp(Calibrated):
 
     @property
     def multiplier(self) -> float:
-        """The noise's standard deviation over twice the clipping norm."""
-        from fedmjp.defences.accounting import noise_multiplier  # noqa: PLC0415 (imports for a second)
+        """Return the noise's standard deviation over twice the clipping norm."""
+        from fedmjp.defences.accounting import noise_multiplier
 
         return noise_multiplier(self.options.epsilon, self.options.delta, self.options.rounds)
 
@@ -70,7 +75,7 @@ class LocalDp(Calibrated):
 
     @override
     def spent(self, uploads: int) -> Spent:
-        from fedmjp.defences.accounting import composed_epsilon  # noqa: PLC0415 (imports for a second)
+        from fedmjp.defences.accounting import composed_epsilon
 
         epsilon = composed_epsilon(self.multiplier, self.options.delta, uploads)
         return Spent(epsilon, self.options.delta, "replace-one", "client", uploads)

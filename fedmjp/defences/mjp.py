@@ -9,9 +9,14 @@ from fedmjp.defences.jigsaw import Jigsaw
 
 
 class Mjp(Jigsaw):
-    """Shuffles the patches of block-wise masks, and gives all of them one shared "unknown" position embedding.
+    """A shuffle of the patches of block-wise masks, which then share one "unknown" position embedding.
 
-    What training adds (DAL, the localisation loss) is an option of the model and of the recipe.
+    DAL, the localisation loss that training adds, is an option of the model and of the recipe.
+
+    Example:
+        >>> from fedmjp.config import ModelConfig
+        >>> Mjp().change_model(ModelConfig(name="deit_tiny")).unknown_embedding
+        True
     """
 
     name = "mjp"

@@ -1,4 +1,4 @@
-"""What Gaussian and Laplace noise share: it is in proportion to each tensor."""
+"""Noise in proportion to each tensor, as Gaussian and Laplace noise share it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class NoiseOptions(Config):
-    """How much noise."""
+    """Options of the noise."""
 
     noise: float = Field(0.01, gt=0, allow_inf_nan=False, description="standard deviation over each tensor's RMS")
 
 
 class RelativeNoise(TensorDefence):
-    """Adds noise to every entry, zeros included.
+    """Base of defences that add noise to every entry, zeros included.
 
     Its standard deviation is a share of the tensor's own root mean square, so that the noise is as loud in a small
     tensor as in a large one. That share depends on the data: it is no differential privacy.
@@ -42,7 +42,13 @@ class RelativeNoise(TensorDefence):
 
     @abstractmethod
     def draw(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
-        """Noise of variance 1, of the tensor's shape, on the CPU."""
+        """Draw noise of variance 1 on the CPU.
+
+        Args:
+            name: Of the tensor.
+            tensor: Gives the shape.
+            randomness: Source of the noise.
+        """
 
     @override
     def noise_on(self, uploaded: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Shuffles patches, and the pixels in them."""
+"""Shuffle patches, and the pixels in them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,21 @@ from fedmjp.defences.base import Arranged
 from fedmjp.defences.jigsaw import Jigsaw
 from fedmjp.patches import from_patches, to_patches
 from fedmjp.randomness import Randomness
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class Pixels(Jigsaw):
-    """Moves all patches of a picture, and, with one permutation for all of them, the pixels inside.
+    """A shuffle of all patches of a picture and, with one permutation for all of them, of the pixels inside.
+
+    Example:
+        >>> import torch
+        >>> from fedmjp.randomness import SeededRandomness
+        >>> images = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        >>> arranged = Pixels().arrange(images, 4, randomness=[SeededRandomness(seed=0)])
+        >>> torch.equal(arranged.images.sort().values, images.sort().values), bool(arranged.mask.all())
+        (False, True)
 
     References:
         Tolstikhin et al., "MLP-Mixer", NeurIPS 2021, the permuted pixels of section 3.4.
@@ -36,6 +43,8 @@ class Pixels(Jigsaw):
 
     @override
     def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
+        import torch
+
         size = images.shape[-1] // grid
         moved, sources = [], []
         for patches, source in zip(to_patches(images, size), randomness, strict=True):

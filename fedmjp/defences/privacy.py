@@ -1,4 +1,4 @@
-"""What defences with a differential privacy guarantee share: Gaussian noise of one standard deviation."""
+"""Gaussian noise of one standard deviation, as defences with a differential privacy guarantee share it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ HIGHEST_EPSILON = 1e12  # up to which the accountant's figures are right, far be
 
 
 class Calibrated(Defence):
-    """Clips, and adds Gaussian noise of one standard deviation to every entry."""
+    """Base of defences that clip, and add Gaussian noise of one standard deviation to every entry."""
 
     marks: ClassVar = frozenset({"noisy", "scaled"})
 
     @property
     @abstractmethod
     def deviation(self) -> float:
-        """The noise's standard deviation on an entry."""
+        """Return the noise's standard deviation on an entry."""
 
     @override
     def noise_on(self, uploaded: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Keeps the largest entries of each tensor."""
+"""Keep the largest entries of each tensor."""
 
 from __future__ import annotations
 
@@ -11,22 +11,29 @@ from typing_extensions import override
 from fedmjp.config import Config
 from fedmjp.defences.base import TensorDefence
 from fedmjp.randomness import Randomness
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class PruneOptions(Config):
-    """How much is left."""
+    """Options of the pruning."""
 
     kept: float = Field(0.1, gt=0, le=1, description="share of each tensor's entries that stays, the largest")
 
 
 class Prune(TensorDefence):
-    """Keeps the entries of each tensor that are largest in magnitude; the others become zero.
+    """Sparse updates: the entries of each tensor that are largest in magnitude stay, the others become zero.
 
-    All that equal the smallest of those that are kept stay as well.
+    All entries that equal the smallest remaining one stay as well.
+
+    Example:
+        >>> import torch
+        >>> from fedmjp.defences.base import Client
+        >>> from fedmjp.randomness import SeededRandomness
+        >>> update = {"weight": torch.tensor([1.0, -4.0, 2.0, 3.0])}
+        >>> Prune({"kept": 0.5}).protect(update, Client("gradient"), randomness=SeededRandomness(seed=0))
+        {'weight': tensor([ 0., -4.,  0.,  3.])}
     """
 
     name = "prune"
@@ -39,13 +46,15 @@ class Prune(TensorDefence):
 
     @override
     def change(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
+        import torch
+
         magnitudes = tensor.abs()
-        left = max(1, round(self.options.kept * tensor.numel()))
-        smallest = magnitudes.flatten().kthvalue(tensor.numel() - left + 1).values
+        count = max(1, round(self.options.kept * tensor.numel()))
+        smallest = magnitudes.flatten().kthvalue(tensor.numel() - count + 1).values
         return torch.where(magnitudes >= smallest, tensor, 0)
 
     @override
-    def bits(self, before: float) -> float:
-        kept = float(self.options.kept)
-        places = -sum(p * math.log2(p) for p in (kept, 1 - kept) if p > 0)  # where they stand: the entropy of a coin
-        return min(before, kept * before + places)
+    def bits(self, incoming: float) -> float:
+        share = float(self.options.kept)
+        places = -sum(p * math.log2(p) for p in (share, 1 - share) if p > 0)  # where they stand: the entropy of a coin
+        return min(incoming, share * incoming + places)

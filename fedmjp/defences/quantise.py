@@ -1,4 +1,4 @@
-"""Rounds entries to few levels at random, right on average."""
+"""Round entries to few levels at random, right on average."""
 
 from __future__ import annotations
 
@@ -10,24 +10,32 @@ from typing_extensions import override
 from fedmjp.config import Config
 from fedmjp.defences.base import TensorDefence
 from fedmjp.randomness import Randomness
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class QuantiseOptions(Config):
-    """How finely."""
+    """Options of the levels."""
 
     bits: int = Field(8, ge=2, le=16, description="per entry, its sign included")
 
 
 class Quantise(TensorDefence):
-    """Rounds every entry up or down to a multiple of one step, at random, so that its mean is the entry itself.
+    """Stochastic quantisation: every entry becomes a multiple of one step, at random, with the entry as its mean.
 
     With b bits the multiples are those from -n to n, n = 2**(b - 1) - 1, and the tensor's largest magnitude is the
     n-th. (QSGD's analysis divides by the Euclidean norm; its experiments divide by the largest magnitude, which
     has a smaller variance, and so does this.) The mean is right to 2**-24 of a step. Zeros stay zeros.
+
+    Example:
+        >>> import torch
+        >>> from fedmjp.defences.base import Client
+        >>> from fedmjp.randomness import SeededRandomness
+        >>> update = {"weight": torch.linspace(-3, 3, 100)}
+        >>> protected = Quantise({"bits": 3}).protect(update, Client("gradient"), randomness=SeededRandomness(seed=0))
+        >>> protected["weight"].unique()
+        tensor([-3., -2., -1.,  0.,  1.,  2.,  3.])
     """
 
     name = "quantise"
@@ -39,11 +47,13 @@ class Quantise(TensorDefence):
 
     @property
     def levels(self) -> int:
-        """Positive levels."""
+        """Count the positive levels."""
         return int(2 ** (self.options.bits - 1) - 1)
 
     @override
     def change(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
+        import torch
+
         largest = tensor.abs().max().double()
         if not largest:
             return tensor
@@ -54,14 +64,17 @@ class Quantise(TensorDefence):
         return (torch.sign(tensor) * (below + up) * (largest / self.levels)).to(tensor.dtype)
 
     def noise_on(self, uploaded: Tensor) -> float:
-        """That of entries spread evenly between two levels, from the largest, which is exact.
+        """Estimate the noise of entries spread evenly between two levels, from the largest entry, which is exact.
 
         Where most entries are far smaller than a step (few bits), their noise is smaller than this; zeros have none.
+
+        Args:
+            uploaded: As it arrived, of any shape.
         """
         if not uploaded.is_floating_point() or not uploaded.numel():
             return 0.0
         return float(uploaded.abs().max()) / self.levels / 6**0.5
 
     @override
-    def bits(self, before: float) -> float:
-        return min(before, float(self.options.bits))
+    def bits(self, incoming: float) -> float:
+        return min(incoming, float(self.options.bits))

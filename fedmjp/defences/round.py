@@ -1,4 +1,4 @@
-"""Rounds entries to half precision."""
+"""Round entries to half precision."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing_extensions import override
 from fedmjp.config import Config
 from fedmjp.defences.base import TensorDefence
 from fedmjp.randomness import Randomness
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,16 +20,25 @@ FARTHEST = 100  # powers of two that float32 has, and their inverses
 
 
 class RoundOptions(Config):
-    """To what is rounded."""
+    """Options of the rounding."""
 
     precision: Literal["float16", "bfloat16"] = Field("float16", description="format of the entries that leave")
 
 
 class Round(TensorDefence):
-    """Rounds every entry to float16 or bfloat16; tensors keep their type and hold the values that arrive.
+    """Half precision: every entry is rounded to float16 or bfloat16; tensors keep their type.
 
     float16 ends at 6e-8, where gradients begin: before rounding, a tensor is scaled by the power of two that
     brings its largest entry just below 2**15, as loss scaling does for a whole update, and scaled back after.
+
+    Example:
+        >>> import torch
+        >>> from fedmjp.defences.base import Client
+        >>> from fedmjp.randomness import SeededRandomness
+        >>> update = {"weight": torch.tensor([1.0, 1.001])}
+        >>> options = {"precision": "bfloat16"}
+        >>> Round(options).protect(update, Client("gradient"), randomness=SeededRandomness(seed=0))
+        {'weight': tensor([1., 1.])}
     """
 
     name = "round"
@@ -48,6 +56,8 @@ class Round(TensorDefence):
 
     @override
     def change(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
+        import torch
+
         if self.options.precision == "bfloat16":
             return tensor.to(torch.bfloat16).to(tensor.dtype)
         _, exponent = torch.frexp(tensor.abs().max())  # largest < 2 ** exponent
@@ -55,5 +65,5 @@ class Round(TensorDefence):
         return torch.ldexp(torch.ldexp(tensor, shift).to(torch.float16).to(tensor.dtype), -shift)
 
     @override
-    def bits(self, before: float) -> float:
-        return min(before, 16.0)
+    def bits(self, incoming: float) -> float:
+        return min(incoming, 16.0)

@@ -1,4 +1,4 @@
-"""The server sees several clients' updates as one."""
+"""Show the server several clients' updates as one."""
 
 from typing import ClassVar
 
@@ -10,16 +10,20 @@ from fedmjp.defences.base import Defence
 
 
 class SecureSumOptions(Config):
-    """Of how many."""
+    """Options of the sum."""
 
     clients: int = Field(10, ge=2, description="whose updates the server sees only the sum of")
 
 
 class SecureSum(Defence):
-    """The server learns the sum of several clients' updates and nothing else.
+    """Ideal secure aggregation: the server learns the sum of several clients' updates and nothing else.
 
     This is the ideal that a protocol of secure aggregation aims at: no client drops out, none works with the
     server, and the sum is exact. A malicious server that sends other weights to one client is outside of it.
+
+    Example:
+        >>> SecureSum({"clients": 4}).clients
+        4
     """
 
     name = "secure_sum"

@@ -1,4 +1,4 @@
-"""Replaces entries by their signs."""
+"""Replace entries by their signs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ if TYPE_CHECKING:
 
 
 class Sign(TensorDefence):
-    """Replaces every entry by its sign times the tensor's mean magnitude; zeros stay zeros.
+    """Signs alone: every entry becomes its sign times the tensor's mean magnitude; zeros stay zeros.
+
+    Example:
+        >>> import torch
+        >>> from fedmjp.defences.base import Client
+        >>> from fedmjp.randomness import SeededRandomness
+        >>> update = {"weight": torch.tensor([1.0, -3.0])}
+        >>> Sign().protect(update, Client("gradient"), randomness=SeededRandomness(seed=0))
+        {'weight': tensor([ 2., -2.])}
 
     References:
         Karimireddy et al., "Error feedback fixes signSGD", ICML 2019, for the scale.
@@ -31,6 +39,10 @@ class Sign(TensorDefence):
     def change(self, name: str, tensor: Tensor, randomness: Randomness) -> Tensor:
         return tensor.sign() * tensor.abs().mean()
 
-    def bits(self, before: float) -> float:
-        """Of entries that are not zero; zeros come in runs, which cost next to nothing."""
-        return min(before, 1.0)
+    def bits(self, incoming: float) -> float:
+        """Compute the bits of an entry that is not zero; zeros come in runs, which cost next to nothing.
+
+        Args:
+            incoming: Bits per value before it.
+        """
+        return min(incoming, 1.0)

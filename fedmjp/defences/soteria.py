@@ -1,4 +1,4 @@
-"""Soteria: what the last layer's gradient tells of the features that say most about the picture is removed."""
+"""Remove from the last layer's gradient the features that say most about the picture (Soteria)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from fedmjp.config import Config
 from fedmjp.defences.base import Client, Defence, require_finite
 from fedmjp.errors import DefenceError
 from fedmjp.randomness import Randomness
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,13 +25,13 @@ PICTURES = 64  # of those at a time, so that memory does not grow with a client'
 
 
 class SoteriaOptions(Config):
-    """How much is removed."""
+    """Options of the pruning."""
 
     pruned: float = Field(0.1, gt=0, lt=1, description="share of the features whose gradient is removed")
 
 
 class Soteria(Defence):
-    """Removes features from the gradient of the layer that reads them, the head.
+    """Soteria: features are pruned from the gradient of the layer that reads them, the head.
 
     A feature r of a picture x is the more telling the larger ``|r| / ||dr/dx||`` is. The share of the features
     with the largest values is pruned: the columns of the head's weight that read them become zero. For several
@@ -40,8 +39,12 @@ class Soteria(Defence):
 
     The official code (jeremy313/Soteria) divides by r with its sign, and in one of its two versions by r + 0.1,
     where the paper has the norm; features of its networks are positive, those of transformers are not.
-    Derivatives are with respect to pixels in [0, 1]. Of a weight delta after several steps, the same columns become
-    zero, found at the weights before the first.
+    Derivatives are with respect to pixels in [0, 1]. In a weight delta after several steps, the same columns become
+    zero, chosen at the weights before the first.
+
+    Example:
+        >>> Soteria({"pruned": 0.2}).needs_model
+        True
     """
 
     name = "soteria"
@@ -57,6 +60,8 @@ class Soteria(Defence):
 
     @override
     def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
+        import torch
+
         require_finite(update, self.name)
         if client.model is None or client.images is None:
             raise DefenceError(f"{self.name}: computes with model and pictures, which a mod does not see")
@@ -69,26 +74,44 @@ class Soteria(Defence):
             for name, tensor in update.items()
         }
 
-    def refusal(self, before: Sequence[Defence]) -> str | None:
-        """Its choice depends on the pictures and on the head's own gradient."""
-        guaranteed = next((other for other in before if other.spent(1) is not None), None)
+    def refusal(self, earlier: Sequence[Defence]) -> str | None:
+        """Refuse to follow what it would spoil: its choice depends on the pictures and on the head's own gradient.
+
+        Args:
+            earlier: The defences that act before it, in order.
+        """
+        guaranteed = next((defence for defence in earlier if defence.spent(1) is not None), None)
         if guaranteed is not None:
             return (
                 f"what {self.name} removes depends on the pictures, so after {guaranteed.name} its guarantee of "
                 f"differential privacy is lost; name {self.name} first"
             )
-        changed = next((other for other in before if "update" in other.stages and other.marks - {"withheld"}), None)
-        if changed is not None:
-            return f"{self.name} needs the head's own gradient, which {changed.name} changes; name {self.name} first"
+        for defence in earlier:
+            if "update" in defence.stages and defence.marks - {"withheld"}:
+                return (
+                    f"{self.name} needs the head's own gradient, which {defence.name} changes; name {self.name} first"
+                )
         return None
 
 
 def telling_features(model: Any, images: Tensor, mask: Tensor | None, *, share: float) -> Tensor:
-    """A share of the features, (features,) bool: those that say most about images (batch, 3, size, size) in [0, 1].
+    """Choose the share of the features that say most about pictures.
 
-    ``mask`` is as the model takes it. DefenceError if the model does not say what its head reads.
+    Args:
+        model: A ``fedmjp.models.classifier.Classifier`` with the weights that the server sent.
+        images: (batch, 3, size, size) in [0, 1].
+        mask: (batch or 1, patches) bool, as the model takes it; None without one.
+        share: Of the features, in (0, 1).
+
+    Returns:
+        (features,) bool, True where a feature is chosen.
+
+    Raises:
+        DefenceError: If the model does not say what its head reads.
     """
-    from fedmjp.models.classifier import Classifier  # noqa: PLC0415 (it brings timm)
+    import torch
+
+    from fedmjp.models.classifier import Classifier
 
     if not isinstance(model, Classifier):
         raise DefenceError(f"soteria: a {type(model).__name__} does not say what its head reads")
@@ -103,10 +126,11 @@ def telling_features(model: Any, images: Tensor, mask: Tensor | None, *, share: 
 
 
 def _ratios(model: Classifier, images: Tensor, masked: Tensor | None) -> Tensor:
-    """``||dr/dx|| / |r|`` of each feature (features,), summed over the images."""
+    """Compute ``||dr/dx|| / |r|`` of each feature (features,), summed over the images."""
+    import torch
 
     def slopes(feature: Tensor) -> Tensor:
-        """(batch,) norms of the derivatives of one feature, (features,) one-hot; pictures do not meet."""
+        """Compute (batch,) norms of the derivatives of a feature, (features,) one-hot; pictures do not meet."""
         norms: Tensor = torch.linalg.vector_norm(pull_back(feature.expand_as(features))[0].flatten(1), dim=1)
         return norms
 

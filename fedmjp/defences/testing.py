@@ -1,7 +1,8 @@
 """A conformance suite for defences, ours and other people's; see ``fedmjp/defences/README.md`` for how it is called.
 
-Everything runs on a tiny untrained transformer, without a network. A check that fails raises ``ConformanceError``,
-which says what the defence did wrong. Checks of what a defence does to an update pass for one that acts elsewhere.
+Everything runs on a tiny untrained transformer, without a network. Each check takes a ``Trial``, returns nothing, and
+raises ``ConformanceError``, which says what the defence did wrong. Checks of updates pass for a defence that acts
+elsewhere.
 """
 
 import copy
@@ -28,7 +29,7 @@ LARGE = 100_000  # entries of the tensor on which noise is measured
 
 
 class ConformanceError(AssertionError):
-    """The defence breaks the contract in the way that the message says."""
+    """A breach of the contract, which the message describes."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Trial:
     tolerance: float = 0.1  # largest relative error of ``noise_on`` against the measured standard deviation
 
     def update(self) -> dict[str, Tensor]:
-        """Tensors of all kinds that an update can hold, anew each time."""
+        """Make tensors of all kinds that an update can hold, anew each time."""
         drawn = torch_generator(SEED, "update")
         parameters = _network().named_parameters()
         update = {name: 0.01 * torch.randn(parameter.shape, generator=drawn) for name, parameter in parameters}
@@ -55,22 +56,31 @@ class Trial:
         }
 
     def client(self) -> Client:
-        """What the client of the update knows."""
+        """Make what the client of the update knows."""
         images = torch.rand(EXAMPLES, 3, 16, 16, generator=torch_generator(SEED, "images"))
         roles = roles_of_tensors(self.update())
         return Client("gradient", roles, EXAMPLES, _network(), images)
 
     def protect(self, update: Mapping[str, Tensor], seed: int = SEED) -> dict[str, Tensor]:
-        """Protect an update with randomness of a seed."""
+        """Protect an update.
+
+        Args:
+            update: Tensors by name.
+            seed: Of the randomness.
+        """
         return self.defence.protect(update, self.client(), randomness=SeededRandomness(seed))
 
     def protected(self, seed: int = SEED) -> dict[str, Tensor]:
-        """The suite's own update, protected."""
+        """Protect the suite's own update.
+
+        Args:
+            seed: Of the randomness.
+        """
         return self.protect(self.update(), seed)
 
     @property
     def acts_on_updates(self) -> bool:
-        """Whether ``protect`` is called at all."""
+        """Tell whether ``protect`` is called at all."""
         return "update" in self.defence.stages
 
 
@@ -98,11 +108,15 @@ def _real(update: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def describes_itself(trial: Trial) -> None:
-    """Texts for tables are there, and every option has a default and says what it is."""
+    """Check that texts for tables are there, and that every option has a default and says what it is.
+
+    Args:
+        trial: The defence under test.
+    """
     defence = trial.defence
-    for what in ("name", "paper", "summary", "told"):
-        text = getattr(defence, what, "")
-        _require(bool(text) and "\n" not in text, f"{what} must be one line, is {text!r}")
+    for attribute in ("name", "paper", "summary", "told"):
+        text = getattr(defence, attribute, "")
+        _require(bool(text) and "\n" not in text, f"{attribute} must be one line, is {text!r}")
     stages = defence.stages
     _require(bool(stages) and set(stages) <= set(ORDER), f"stages must be of {', '.join(ORDER)}, are {stages}")
     for name, option in type(defence.options).model_fields.items():
@@ -111,15 +125,19 @@ def describes_itself(trial: Trial) -> None:
 
 
 def changes_nothing_that_it_is_given(trial: Trial) -> None:
-    """The update, the client's model and torch's global generator are as they were."""
+    """Check that the update, the client's model and torch's global generator stay as they were.
+
+    Args:
+        trial: The defence under test.
+    """
     update, state = trial.update(), torch.random.get_rng_state()
     weights = copy.deepcopy(_network().state_dict())
     trial.protect(update)
     gradients = {name: torch.stack([tensor] * EXAMPLES) for name, tensor in _real(update).items()}
     if "examples" in trial.defence.stages:
-        before, one = copy.deepcopy(gradients), {name: gradient[:1] for name, gradient in gradients.items()}
-        protected = trial.defence.protect_examples(one, randomness=SeededRandomness(SEED))
-        _require(_same(before, gradients), "changes the gradients that it is given")
+        copies, single = copy.deepcopy(gradients), {name: gradient[:1] for name, gradient in gradients.items()}
+        protected = trial.defence.protect_examples(single, randomness=SeededRandomness(SEED))
+        _require(_same(copies, gradients), "changes the gradients that it is given")
         for name, gradient in gradients.items():
             _require(protected[name].shape == gradient.shape[1:], f"{name} has another shape than its gradient")
     _require(_same(update, trial.update()), "changes the update that it is given")
@@ -128,7 +146,11 @@ def changes_nothing_that_it_is_given(trial: Trial) -> None:
 
 
 def is_deterministic(trial: Trial) -> None:
-    """The same randomness gives the same update, bit by bit; another gives other noise, if any is drawn."""
+    """Check that equal randomness gives equal updates, bit by bit, and another gives other noise, if any is drawn.
+
+    Args:
+        trial: The defence under test.
+    """
     _require(_same(trial.protected(), trial.protected()), "two calls with the same randomness differ")
     if trial.acts_on_updates and "noisy" in trial.defence.marks:
         _require(not _same(trial.protected(), trial.protected(seed=SEED + 1)), "its noise is always the same")
@@ -137,7 +159,11 @@ def is_deterministic(trial: Trial) -> None:
 
 
 def keeps_layout(trial: Trial) -> None:
-    """Names, shapes and types stay; only what is withheld is missing, and only that."""
+    """Check that names, shapes and types stay, and that what is missing is exactly what is withheld.
+
+    Args:
+        trial: The defence under test.
+    """
     update, protected = trial.update(), trial.protected()
     withheld = trial.defence.withheld(trial.client().roles)
     _require(set(update) - set(protected) == withheld, "what is missing is not what it says that it withholds")
@@ -149,7 +175,11 @@ def keeps_layout(trial: Trial) -> None:
 
 
 def leaves_counters(trial: Trial) -> None:
-    """Whole numbers pass as they are and change nothing else."""
+    """Check that whole numbers pass as they are and change nothing else.
+
+    Args:
+        trial: The defence under test.
+    """
     update = trial.update()
     counters = [name for name in update if not update[name].is_floating_point()]
     protected = trial.protect(update)
@@ -160,7 +190,11 @@ def leaves_counters(trial: Trial) -> None:
 
 
 def protects_scalars(trial: Trial) -> None:
-    """A tensor without dimensions is treated as any other."""
+    """Check that a tensor without dimensions is treated as any other.
+
+    Args:
+        trial: The defence under test.
+    """
     alone = {**trial.update(), "scalar": torch.tensor(5000.0)}
     protected = trial.protect(alone).get("scalar")
     if protected is None:
@@ -172,14 +206,22 @@ def protects_scalars(trial: Trial) -> None:
 
 
 def survives_zeros(trial: Trial) -> None:
-    """An update of zeros gives finite numbers."""
+    """Check that an update of zeros gives finite numbers.
+
+    Args:
+        trial: The defence under test.
+    """
     protected = trial.protect({name: torch.zeros_like(tensor) for name, tensor in trial.update().items()})
     finite = all(bool(torch.isfinite(tensor).all()) for tensor in protected.values())
     _require(finite, "an update of zeros gives NaN or infinite values")
 
 
 def hides_no_broken_numbers(trial: Trial) -> None:
-    """NaN and infinite values are refused, or stay to be seen."""
+    """Check that NaN and infinite values are refused, or stay visible.
+
+    Args:
+        trial: The defence under test.
+    """
     for broken in (float("nan"), float("inf")):
         update = trial.update()
         update["large"][3] = broken
@@ -188,12 +230,16 @@ def hides_no_broken_numbers(trial: Trial) -> None:
         except DefenceError as error:
             _require(bool(str(error).strip()), "refuses without saying why")
             continue
-        seen = "large" not in protected or not bool(torch.isfinite(protected["large"][3]))
-        _require(seen, f"hides {broken} behind a finite number")
+        visible = "large" not in protected or not bool(torch.isfinite(protected["large"][3]))
+        _require(visible, f"hides {broken} behind a finite number")
 
 
 def protects_parts_as_the_whole(trial: Trial) -> None:
-    """With the scope "tensor", protecting a part gives that part of the protected whole, bit by bit."""
+    """Check that with the scope "tensor", protecting a part gives that part of the protected whole, bit by bit.
+
+    Args:
+        trial: The defence under test.
+    """
     if trial.defence.scope != "tensor":
         return
     whole = trial.protected()
@@ -204,7 +250,11 @@ def protects_parts_as_the_whole(trial: Trial) -> None:
 
 
 def adds_the_noise_that_it_states(trial: Trial) -> None:
-    """``noise_on`` is the standard deviation of what two calls with other randomness differ by, over the root of 2."""
+    """Check ``noise_on`` against the difference of two calls with other randomness, over the root of 2.
+
+    Args:
+        trial: The defence under test.
+    """
     defence = trial.defence
     if trial.acts_on_updates and "large" in trial.protected():
         first, second = (trial.protected(seed)["large"] for seed in (SEED, SEED + 1))
@@ -222,7 +272,11 @@ def adds_the_noise_that_it_states(trial: Trial) -> None:
 
 
 def rounds_as_it_states(trial: Trial) -> None:
-    """``rounding`` bounds the relative error of an entry, but for those far below the tensor's largest."""
+    """Check that ``rounding`` bounds the relative error of an entry, but for those far below the tensor's largest.
+
+    Args:
+        trial: The defence under test.
+    """
     defence = trial.defence
     if not defence.rounding:
         _require("rounded" not in defence.marks, "is marked as rounded, but states no error")
@@ -234,14 +288,22 @@ def rounds_as_it_states(trial: Trial) -> None:
 
 
 def needs_no_more_bits(trial: Trial) -> None:
-    """An encoder never needs more bits after a defence than before."""
-    for before in (FULL_BITS, 16.0, 8.0, 1.0, 0.1):
-        after = trial.defence.bits(before)
-        _require(0 < after <= before, f"needs {after:.3g} bits per value of {before:.3g} before")
+    """Check that an encoder never needs more bits after a defence than before.
+
+    Args:
+        trial: The defence under test.
+    """
+    for incoming in (FULL_BITS, 16.0, 8.0, 1.0, 0.1):
+        outgoing = trial.defence.bits(incoming)
+        _require(0 < outgoing <= incoming, f"needs {outgoing:.3g} bits per value of {incoming:.3g} before")
 
 
 def spends_more_with_every_upload(trial: Trial) -> None:
-    """Where there is a guarantee, no upload costs nothing, and each costs something."""
+    """Check that a guarantee starts at no cost and that every upload adds to it.
+
+    Args:
+        trial: The defence under test.
+    """
     spent = [trial.defence.spent(uploads) for uploads in (0, 1, 2, 10)]
     guarantees = [cost for cost in spent if cost is not None]
     if not guarantees:
@@ -253,17 +315,21 @@ def spends_more_with_every_upload(trial: Trial) -> None:
 
 
 def draws_ahead_what_it_arranges(trial: Trial) -> None:
-    """With what it draws before the pictures are there it makes of them what it makes without."""
+    """Check that what it draws before the pictures are there arranges them as ``arrange`` does.
+
+    Args:
+        trial: The defence under test.
+    """
     size = 64
     images = torch.rand(EXAMPLES, 3, size, size, generator=torch.Generator().manual_seed(SEED))
     sources = [SeededRandomness(SEED).of("picture", place) for place in range(EXAMPLES)]
     drawn = trial.defence.ahead(size // 8, randomness=sources)
     if drawn is None:
         return
-    made = trial.defence.shown(images, drawn)
+    arranged = trial.defence.shown(images, drawn)
     expected = trial.defence.arrange(images, size // 8, randomness=sources)
     for part in ("images", "mask", "source"):
-        same = torch.equal(getattr(made, part), getattr(expected, part))
+        same = torch.equal(getattr(arranged, part), getattr(expected, part))
         _require(same, f"what it draws ahead gives {part} other than arrange does")
 
 

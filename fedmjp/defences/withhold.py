@@ -1,4 +1,4 @@
-"""Some tensors do not leave."""
+"""Keep some tensors at the client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Role = Literal["patch_embedding", "position_embedding", "head", "body"]
 
 
 def _split(value: object) -> object:
-    """Names joined by plus signs, as the command line takes them, into a tuple."""
+    """Split names joined by plus signs, as the command line takes them, into a tuple."""
     return tuple(part.strip() for part in value.split("+")) if isinstance(value, str) else value
 
 
@@ -33,7 +33,7 @@ def _leave_something(roles: tuple[Role, ...]) -> tuple[Role, ...]:
 
 
 class WithholdOptions(Config):
-    """What is withheld."""
+    """Options of what is withheld."""
 
     roles: Annotated[tuple[Role, ...], BeforeValidator(_split), AfterValidator(_leave_something)] = Field(
         ("patch_embedding", "position_embedding"),
@@ -42,7 +42,13 @@ class WithholdOptions(Config):
 
 
 class Withhold(Defence):
-    """Keeps tensors with certain roles at the client; in training they are frozen."""
+    """Tensors with certain roles stay at the client; in training they are frozen.
+
+    Example:
+        >>> roles = {"head": frozenset({"head.weight"}), "body": frozenset({"blocks.0.weight"})}
+        >>> sorted(Withhold({"roles": "head"}).withheld(roles))
+        ['head.weight']
+    """
 
     name = "withhold"
     paper = "as of the position embedding in Lu et al., APRIL, CVPR 2022"
@@ -59,7 +65,11 @@ class Withhold(Defence):
         return {name: tensor for name, tensor in update.items() if name not in withheld}
 
     def withheld(self, roles: Mapping[str, frozenset[str]]) -> frozenset[str]:
-        """As of ``Defence``; DefenceError if a role has no tensors in this model, or nothing would leave."""
+        """Name the tensors that never leave; arguments as for ``Defence.withheld``.
+
+        Raises:
+            DefenceError: If a role has no tensors in this model, or nothing would leave.
+        """
         for role in self.options.roles:
             if not roles.get(role):
                 raise DefenceError(f"{self.name}: the model has no tensors with the role {role}; name other roles")

@@ -51,7 +51,7 @@ class Puzzles:
             raise BadInputError(f"mask ratios must be at least one, each named once, got {given or 'none'}")
 
     def draw(self, grid: int, ratio: float, keys: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Source and mask of pictures, (pictures, patches) int64 and bool, as in ``fedmjp.jigsaw.Jigsaw``."""
+        """Source and mask of pictures, (pictures, patches) int64 and bool, as in ``fedmjp.jigsaw.PatchShuffle``."""
         drawn = [
             jigsaw.draw(grid, ratio, generator=torch_generator(self.seed, "consistency", ratio, key)) for key in keys
         ]

@@ -11,7 +11,7 @@ from fedmjp.config import DIGEST, ModelConfig
 from fedmjp.defences.pipeline import NONE
 from fedmjp.errors import BadInputError
 from fedmjp.learning import Learning, Recipe
-from fedmjp.scenario import Scenario
+from fedmjp.scenario import TrainingScenario
 from fedmjp.training.config import TrainingConfig
 from fedmjp.training.rows import Reported, reported
 from fedmjp.training.run_folder import TrainingFolder
@@ -29,13 +29,13 @@ class Trained:
 
     name: str
     model: ModelConfig  # with the trained weights
-    config: TrainingConfig | Scenario | None  # how it was trained, if that is known
+    config: TrainingConfig | TrainingScenario | None  # how it was trained, if that is known
     unfinished: str = ""  # how far its training is, if it has not ended
 
     @property
     def learning(self) -> Learning | None:
         """How a client, or the only party, trains."""
-        return self.config.training if isinstance(self.config, Scenario) else self.config
+        return self.config.training if isinstance(self.config, TrainingScenario) else self.config
 
     @property
     def seed(self) -> int | None:
@@ -59,11 +59,11 @@ class Trained:
             values: dict[str, Any] = {"model": self.model.model_dump(mode="json", context=DIGEST)}
         else:
             values = self.config.model_dump(mode="json", context=DIGEST)
-        if isinstance(self.config, Scenario):
+        if isinstance(self.config, TrainingScenario):
             values |= values.pop("training")
             del values["recipe"]["epochs"]  # rounds take its place
         if self.config is not None:
-            made = self.config.pipeline.made
+            made = self.config.pipeline.defences
             values["defences"] = [
                 (defence.name, defence.options.model_dump(exclude={"mask_ratio"})) for defence in made
             ]
@@ -150,11 +150,9 @@ def _described(run: Trained) -> Kind:
     return Kind(model.name, defence + (" + IDX" if model.index_embedding else ""), model.localisation, training)
 
 
-def _training(config: TrainingConfig | Scenario) -> str:
+def _training(config: TrainingConfig | TrainingScenario) -> str:
     if isinstance(config, TrainingConfig):
         return f"central, {config.recipe.epochs} epochs"
-    if config.training is None:
-        return ""
     training, partition = config.training, config.training.partition
     local = f" of {training.local_epochs} epochs" if training.local_epochs > 1 else ""
     schemes = {
@@ -166,13 +164,13 @@ def _training(config: TrainingConfig | Scenario) -> str:
     return f"{training.strategy}, {dealt}, {training.rounds} rounds{local}"
 
 
-def _unfinished(run: TrainingFolder, config: TrainingConfig | Scenario) -> str:
-    wanted = config.rounds if isinstance(config, Scenario) else config.recipe.epochs
+def _unfinished(run: TrainingFolder, config: TrainingConfig | TrainingScenario) -> str:
+    wanted = config.rounds if isinstance(config, TrainingScenario) else config.recipe.epochs
     if not run.history.exists():
         return ""
     with run.history.open(newline="", encoding="utf-8") as lines:
         done = [row[0] for row in csv.reader(lines)][1:]
-    what = "rounds" if isinstance(config, Scenario) else "epochs"
+    what = "rounds" if isinstance(config, TrainingScenario) else "epochs"
     return "" if done and int(float(done[-1])) >= wanted else f"{len(done)} of {wanted} {what}"
 
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WHOLE = "0 or 1"
+RECOGNISABLE = 20.0  # dB: the error's root mean square is a tenth of the range
+EXACT = 40.0  # dB of PSNR from which a picture counts as recovered exactly: the error's root mean square is 0.01
+COLOUR = "colour"  # among the scores: PSNR of the clean picture's mean colour, whatever was attacked
 
 
 @dataclass(frozen=True)

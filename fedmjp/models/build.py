@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+import timm
 import torch
 from torch import Tensor
 
 from fedmjp.config import ModelConfig
 from fedmjp.errors import ConfigError
-from fedmjp.lean import Undrawn, timm
 from fedmjp.models.april import AprilBlock
 from fedmjp.models.architectures import ARCHITECTURES, Architecture, Family, Positions, architecture
 from fedmjp.models.checkpoints import load_checkpoint
@@ -75,7 +75,7 @@ def upload_bytes(config: ModelConfig) -> int:
 @lru_cache(maxsize=64)
 def _on_meta(config: ModelConfig) -> Classifier:
     design = architecture(config.name)
-    with torch.device("meta"), Undrawn():
+    with torch.device("meta"):
         return _drawn(config, design)
 
 

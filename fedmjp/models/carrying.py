@@ -12,11 +12,11 @@ from functools import partial
 from itertools import product
 from typing import Any, cast
 
+import timm
 import torch
 from torch import Tensor, nn
 
 from fedmjp.errors import BadInputError
-from fedmjp.lean import timm
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.probing import FoundEntrance, find_entrance, tensors_of
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedmjp.models import names
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from fedmjp.models.entrance import Entrance

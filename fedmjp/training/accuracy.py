@@ -14,12 +14,12 @@ from fedmjp.errors import DataError
 from fedmjp.learning import Recipe
 from fedmjp.models.classifier import Classifier
 from fedmjp.models.inference import UNDECIDED, evaluated, predictions
-from fedmjp.training.together import ALONE, Together
+from fedmjp.training.process_group import SINGLE, ProcessGroup
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How many of all pictures a model knows: their greatest logit is that of their label."""
+    """Counts of correctly classified pictures: those whose greatest logit is that of their label."""
 
     correct: int
     total: int
@@ -28,12 +28,17 @@ class Accuracy:
 
     @property
     def top1(self) -> float:
-        """Share of pictures that are known."""
+        """Return the share of correctly classified pictures."""
         return self.correct / self.total
 
 
-def top1(model: Classifier, batches: Iterable[Batch], together: Together = ALONE) -> Accuracy:
-    """Count the pictures that a model knows, without a puzzle, on the model's device; of all processes together.
+def top1(model: Classifier, batches: Iterable[Batch], group: ProcessGroup = SINGLE) -> Accuracy:
+    """Count the unshuffled pictures that a model classifies correctly.
+
+    Args:
+        model: On the device that computes.
+        batches: The pictures of this process.
+        group: Processes whose counts are added up.
 
     Raises:
         DataError: If there is no picture.
@@ -47,14 +52,14 @@ def top1(model: Classifier, batches: Iterable[Batch], together: Together = ALONE
             predicted = predictions(logits)
             lost = predicted == UNDECIDED
             losses = F.cross_entropy(logits.double(), labels, reduction="none")
-            known = predicted == labels
-            counts = known.sum(), lost.sum(), losses.where(~lost, 0.0).sum(), torch.ones_like(known).sum()
+            correct = predicted == labels
+            counts = correct.sum(), lost.sum(), losses.where(~lost, 0.0).sum(), torch.ones_like(correct).sum()
             sums += torch.stack(counts)
-    correct, undecided, loss, total = together.sum(sums).tolist()
+    hits, undecided, loss, total = group.sum(sums).tolist()
     if not total:
         raise DataError("there is no picture to evaluate on")
     mean = loss / (total - undecided) if undecided < total else math.inf
-    return Accuracy(int(correct), int(total), mean, int(undecided))
+    return Accuracy(int(hits), int(total), mean, int(undecided))
 
 
 def validate(
@@ -62,16 +67,24 @@ def validate(
     dataset: LabelledDataset,
     recipe: Recipe,
     on_skipped: Callable[[str], None],
-    together: Together = ALONE,
+    group: ProcessGroup = SINGLE,
 ) -> Accuracy:
-    """Top-1 accuracy of the unshuffled pictures of a data set that can be read; of others the reason is told."""
+    """Measure the Top-1 accuracy of a data set's unshuffled pictures.
+
+    Args:
+        model: On the device that computes.
+        dataset: The pictures.
+        recipe: Gives crop, batch size and reading processes.
+        on_skipped: Called with the reason for each picture that cannot be read.
+        group: Processes that share the work.
+    """
     batches = evaluation_batches(
         dataset,
-        np.arange(together.number, len(dataset), together.of),
+        np.arange(group.number, len(dataset), group.of),
         recipe.crop_share,
         size=model.image_size,
         batch_size=recipe.batch_size,
         workers=recipe.workers,
         on_skipped=on_skipped,
     )
-    return top1(model, batches, together)
+    return top1(model, batches, group)

@@ -18,14 +18,14 @@ from fedmjp.training.config import TrainingConfig
 from fedmjp.training.curves import draw
 from fedmjp.training.history import History, Value
 from fedmjp.training.loop import EpochReport, Schedule, Trainer
+from fedmjp.training.process_group import SINGLE, ProcessGroup
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.training.state import load_state, save_checkpoint
-from fedmjp.training.together import ALONE, Together
 
 
 @dataclass
 class TrainingEvents:
-    """Whom a run tells what; each does nothing by default."""
+    """Callbacks of a training run; each does nothing by default."""
 
     # Epochs done before, epochs in all, pictures per epoch; pictures of a step; an epoch (from 1) and what came of it.
     on_start: Callable[[int, int, int], None] = lambda _done, _epochs, _pictures: None
@@ -43,16 +43,20 @@ class Pictures:
 
     @property
     def held_out(self) -> bool:
-        """Whether they are not the same pictures, as they are where there is no validation split."""
+        """Tell whether the validation split differs from the training split."""
         return self.train.digest() != self.validation.digest()
 
     def digest(self) -> str:
-        """SHA-256 of which pictures there are in both, as hex."""
+        """Return the SHA-256, as hex, of the names of the pictures in both splits."""
         return hashlib.sha256(f"{self.train.digest()} {self.validation.digest()}".encode()).hexdigest()
 
 
 def open_pictures(data: str, classes: int) -> Pictures:
-    """Open the data of a run, as ``TrainingConfig`` names it.
+    """Open the data of a training run.
+
+    Args:
+        data: As ``TrainingConfig.data``.
+        classes: Number of classes of the model.
 
     Raises:
         DataError: If there are no pictures, or their labels do not fit the model.
@@ -65,13 +69,20 @@ def train(
     pictures: Pictures,
     folder: TrainingFolder,
     events: TrainingEvents,
-    together: Together = ALONE,
+    group: ProcessGroup = SINGLE,
 ) -> None:
     """Train, evaluate on the validation split after every epoch, and leave everything in the folder.
 
     A run that was stopped goes on from its last checkpoint and ends with the same weights, to the last bit on the same
     hardware and number of threads and processes. Of several processes the first one writes; with another number of
     them sums are rounded otherwise, and drop path draws otherwise.
+
+    Args:
+        config: The run.
+        pictures: Its training and validation splits.
+        folder: Where weights, history and state go.
+        events: Callbacks for progress.
+        group: Processes that train together.
 
     Raises:
         DataError: If no picture can be read.
@@ -88,29 +99,29 @@ def train(
     model = build(config.network, drop_path=config.recipe.drop_path).to(device).to(memory_format=layout)
     schedule = Schedule(config.recipe.epochs, steps_per_epoch(len(pictures.train), config.recipe))
     pipeline = config.planned(schedule.steps)
-    trainer = Trainer(model, config, pipeline, schedule=schedule, seed=config.seed, together=together)
-    done = 0
+    trainer = Trainer(model, config, pipeline, schedule=schedule, seed=config.seed, group=group)
+    first = 0
     if state is not None:
         model.load_state_dict(state["model"])
         trainer.optimizer.load_state_dict(state["optimizer"])
-        done = int(state["epoch"])
+        first = int(state["epoch"])
     epochs = training_epochs(
         pictures.train,
         np.arange(len(pictures.train)),
         config.recipe,
         size=config.model.image_size,
         seed=config.seed,
-        epochs=range(done, config.recipe.epochs),
-        part=together.part,
+        epochs=range(first, config.recipe.epochs),
+        part=group.part,
         pinned=device.type == "cuda",
         draw=trainer.puzzles.ahead,
         on_skipped=events.on_skipped,
     )
-    writer = _Writer(config, pictures, folder, pipeline, done) if together.first else None
-    events.on_start(done, config.recipe.epochs, len(pictures.train))
+    writer = _Writer(config, pictures, folder, pipeline, first) if group.first else None
+    events.on_start(first, config.recipe.epochs, len(pictures.train))
     for epoch, batches in epochs:
         report = trainer.epoch(epoch, batches, on_step=events.on_step)
-        accuracy = validate(model, pictures.validation, config.recipe, events.on_skipped, together)
+        accuracy = validate(model, pictures.validation, config.recipe, events.on_skipped, group)
         if writer is not None:
             writer.write(epoch + 1, report, accuracy, trainer)
         events.on_epoch(epoch + 1, report, accuracy)
@@ -119,18 +130,18 @@ def train(
 
 
 class _Writer:
-    """Leaves in a run's folder what its epochs came to."""
+    """A writer of history, checkpoints and curves of a run."""
 
     def __init__(
-        self, config: TrainingConfig, pictures: Pictures, folder: TrainingFolder, pipeline: Pipeline, done: int
+        self, config: TrainingConfig, pictures: Pictures, folder: TrainingFolder, pipeline: Pipeline, epochs: int
     ) -> None:
         self._config, self._pictures, self._folder, self._pipeline = config, pictures, folder, pipeline
         folder.keep_classes(pictures.train.class_names)
         self._history = History(folder.history, folder.tensorboard)
-        self._history.keep_until(done)
+        self._history.keep_until(epochs)
 
     def write(self, epoch: int, report: EpochReport, accuracy: Accuracy, trainer: Trainer) -> None:
-        """Of an epoch, counted from 1."""
+        """Record an epoch, counted from 1, and its checkpoint if one is due."""
         config = self._config
         self._history.append(_row(epoch, report, accuracy, self._pipeline.spent(epoch)))
         if epoch % config.checkpoint_every == 0 or epoch == config.recipe.epochs:
@@ -139,7 +150,7 @@ class _Writer:
             save_checkpoint(self._folder, weights, {**about, "model": weights, "optimizer": optimizer})
 
     def draw(self) -> None:
-        """Draw the curves, of all epochs that there were."""
+        """Draw the curves of all epochs."""
         if len(self._history.rows()):
             title = f"{self._config.label}, {self._pictures.train.name}"
             draw(self._folder.history, self._folder.figure, title=title)

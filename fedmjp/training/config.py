@@ -27,11 +27,19 @@ class TrainingConfig(Defended, Learning):
     checkpoint_every: int = Field(1, ge=1, description="epochs between checkpoints")
 
     def digest(self, exclude: Mapping[str, Any] | None = None) -> str:
-        """As of any configuration, without what only says how a run is carried out."""
+        """Return the SHA-256, as hex, of all fields that determine the weights.
+
+        Args:
+            exclude: Fields to leave out; those that only say how a run is carried out by default.
+        """
         return super().digest(INCIDENTAL if exclude is None else exclude)
 
     def planned(self, steps_per_epoch: int) -> Pipeline:
-        """The defences with what follows for them from epochs of so many steps: an epoch counts as an upload."""
+        """Complete the defences by what follows from the length of the run; an epoch counts as an upload.
+
+        Args:
+            steps_per_epoch: Number of steps.
+        """
         epochs = self.recipe.epochs
         plan = Plan(epochs, epochs * steps_per_epoch, steps_per_epoch, self.recipe.batch_size)
         return pipeline_of(self.pipeline.planned(plan))
@@ -39,7 +47,7 @@ class TrainingConfig(Defended, Learning):
     @model_validator(mode="after")
     def _defences_act(self) -> Self:
         self.require_defences(self.pipeline, self.model.grid, self.recipe.epochs)
-        for defence in self.pipeline.made:
+        for defence in self.pipeline.defences:
             if {"update", "aggregate"} & set(defence.stages):
                 raise ValueError(f"{defence.name} acts on what leaves a client, and nothing leaves here: leave it out")
         return self

@@ -10,7 +10,13 @@ from fedmjp.drawings import save_plot
 
 
 def draw(history: Path, figure: Path, *, title: str) -> None:
-    """Loss and validation accuracy over epochs or rounds, as a PNG file."""
+    """Draw loss and validation accuracy over epochs or rounds.
+
+    Args:
+        history: CSV file of the run.
+        figure: PNG file to write.
+        title: Title of the figure.
+    """
     rows = pd.read_csv(history)
     counter = rows.columns[0]
     plot, (above, below) = plt.subplots(2, 1, figsize=(7, 6), sharex=True, layout="constrained")

@@ -18,7 +18,7 @@ Value = float | int | None
 
 
 class History:
-    """Appends rows to a CSV file that survives kills and to TensorBoard; the first column counts epochs or rounds."""
+    """A run's rows in a CSV file that survives kills and in TensorBoard; the first column counts epochs or rounds."""
 
     def __init__(self, path: Path, tensorboard: Path) -> None:
         self._path, self._tensorboard = path, tensorboard
@@ -26,13 +26,17 @@ class History:
         require("training", "The history of a training")
 
     def rows(self) -> pd.DataFrame:
-        """What was recorded so far, empty if nothing; a line that a kill cut off does not count."""
+        """Return the recorded rows, without a line that a kill cut off."""
         text = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
         whole = text[: text.rfind("\n") + 1]
         return pd.read_csv(io.StringIO(whole)) if whole else pd.DataFrame()
 
     def append(self, row: Mapping[str, Value]) -> None:
-        """Add a row; its columns are those of the rows before."""
+        """Append a row.
+
+        Args:
+            row: Its values by column; the columns of all rows are the same.
+        """
         counter, step = next(iter(row.items()))
         pd.DataFrame([row]).to_csv(self._path, mode="a", header=not self._path.exists(), index=False)
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 (of an extra)
@@ -45,11 +49,15 @@ class History:
         self._writer.flush()
 
     def keep_until(self, last: int) -> None:
-        """Drop the rows after a checkpoint: they will be made again."""
+        """Drop the rows after a checkpoint, which will be recorded again.
+
+        Args:
+            last: Epoch or round of the last row to keep.
+        """
         rows = self.rows()
-        kept = rows[rows.iloc[:, 0] <= last] if len(rows) else rows
-        if not len(kept):
+        remaining = rows[rows.iloc[:, 0] <= last] if len(rows) else rows
+        if not len(remaining):
             self._path.unlink(missing_ok=True)
             return
         with replacing(self._path) as partial:
-            kept.to_csv(partial, index=False)
+            remaining.to_csv(partial, index=False)

@@ -23,16 +23,16 @@ from fedmjp.models.classifier import Classifier
 from fedmjp.models.roles import roles_of
 from fedmjp.randomness import Randomness
 from fedmjp.seeds import derive, scoped_randomness
+from fedmjp.tensors import to_device
+from fedmjp.training.process_group import SINGLE, ProcessGroup
 from fedmjp.training.puzzles import Puzzles
-from fedmjp.training.together import ALONE, Together
-from fedmjp.transfer import sent
 
 REFERENCE_BATCH = 512  # that the recipe's learning rates are stated for
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long a run is: epochs in all (in a federation rounds x local epochs), and steps of each."""
+    """A run's length: epochs in all (in a federation rounds x local epochs), and steps of each."""
 
     epochs: int
     steps: int
@@ -40,7 +40,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Anchor:
-    """FedProx: adds mu / 2 times the squared distance to the weights that a client started from to its loss.
+    """FedProx's addition to a client's loss: mu / 2 times the squared distance to the weights that it started from.
 
     Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, Eq. 2.
     """
@@ -51,7 +51,7 @@ class Anchor:
 
 @dataclass
 class EpochReport:
-    """What an epoch came to: mean losses per picture, seconds with the reading of pictures, the last learning rate."""
+    """Figures of an epoch: mean losses per picture, seconds with the reading of pictures, the last learning rate."""
 
     loss: float
     localisation: float  # unweighted; 0 without a regressor
@@ -61,13 +61,13 @@ class EpochReport:
 
     @property
     def images_per_second(self) -> float:
-        """Pictures per second."""
+        """Return the pictures per second."""
         return self.pictures / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What the network sees of a batch: pictures are in [0, 1] where the recipe erases nothing."""
+class StepInputs:
+    """The network's inputs and targets of a batch: pictures are in [0, 1] where the recipe erases nothing."""
 
     arranged: Arranged  # on the model's device
     targets: Tensor  # (batch,) labels, or (batch, classes) where pictures were mixed
@@ -88,7 +88,7 @@ class Trainer:
         seed: Of all randomness.
         purpose: Names that tell this run's randomness from others' of the same seed, such as a client's.
         noise: What protects single pictures draws from it; None draws from the seed, which others may know.
-        together: With which processes, that have the same model; batches are this process's part then.
+        group: Processes that train the same model; batches are this process's part then.
 
     Raises:
         TrainingError: If several processes cannot train this together.
@@ -104,7 +104,7 @@ class Trainer:
         seed: int,
         purpose: tuple[str | int, ...] = (),
         noise: Randomness | None = None,
-        together: Together = ALONE,
+        group: ProcessGroup = SINGLE,
     ) -> None:
         self.model, self.puzzle, self.recipe, self._pipeline = model, learning.puzzle, learning.recipe, pipeline
         from timm.optim import create_optimizer_v2  # noqa: PLC0415 (seconds, for what does not train)
@@ -113,7 +113,7 @@ class Trainer:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name not in frozen)
         self._schedule, self._seed, self._purpose, self._noise = schedule, seed, purpose, noise
-        self._together = together
+        self._group = group
         self.puzzles = Puzzles(pipeline, learning.puzzle, model.grid, seed, purpose)
         scale = recipe.batch_size / REFERENCE_BATCH
         self.optimizer: torch.optim.Optimizer = create_optimizer_v2(
@@ -133,7 +133,7 @@ class Trainer:
         )
         self._mixup = _mixup(recipe, int(model.backbone.num_classes))
         self._normalises_batches = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
-        self._require_together()
+        self._require_trainable_in_group()
         # CUDA has no algorithm for the gradient of max pooling that repeats.
         self._repeats = not any(isinstance(module, nn.MaxPool2d) for module in model.modules())
         self._forward: Any = torch.compile(model) if recipe.compile else model
@@ -146,7 +146,13 @@ class Trainer:
         anchor: Anchor | None = None,
         on_step: Callable[[int], None] = lambda _step: None,
     ) -> EpochReport:
-        """Train for one epoch (from 0); ``on_step`` is called after each step with about the number of pictures in it.
+        """Train for one epoch.
+
+        Args:
+            epoch: From 0.
+            batches: Of the epoch, in order.
+            anchor: FedProx's addition to the loss.
+            on_step: Called after each step with about the number of its pictures.
 
         Raises:
             TrainingError: If no picture could be read, or loss or weights are no longer finite.
@@ -158,9 +164,9 @@ class Trainer:
             self._scheduler.step_update(epoch * self._schedule.steps + step)
             self.optimizer.zero_grad()
             part = torch.stack(self._differentiate(batch, epoch, step, anchor)).detach()
-            sums.append(self._together.average(self.model.parameters(), part, len(batch.labels)))
+            sums.append(self._group.average(self.model.parameters(), part, len(batch.labels)))
             self._take_step()
-            on_step(len(batch.labels) * self._together.of)
+            on_step(len(batch.labels) * self._group.of)
         self.model.eval()
         *losses, pictures = torch.stack(sums).sum(dim=0).tolist() if sums else (0.0, 0.0, 0.0)
         seconds = time.perf_counter() - started
@@ -171,7 +177,16 @@ class Trainer:
         return EpochReport(mean, localised, int(pictures), seconds, self.optimizer.param_groups[0]["lr"])
 
     def gradient(self, batch: Batch, epoch: int, step: int) -> tuple[dict[str, Tensor], float]:
-        """FedSGD: the gradient of a batch's whole loss, by parameter name, and its classification loss; no step."""
+        """Compute the gradient of a batch's whole loss without taking a step, as FedSGD does.
+
+        Args:
+            batch: The pictures.
+            epoch: From 0.
+            step: From 0.
+
+        Returns:
+            The gradient by parameter name, and the classification loss.
+        """
         self.model.train()
         self.optimizer.zero_grad()
         loss, _ = self._differentiate(batch, epoch, step, None)
@@ -185,19 +200,24 @@ class Trainer:
         return gradients, loss.item()
 
     def losses(self, batch: Batch, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-        """Classification loss and DAL loss (0 without a regressor) of a batch, scalars.
+        """Compute the classification loss and the DAL loss (0 without a regressor) of a batch, scalars.
+
+        Args:
+            batch: The pictures.
+            epoch: From 0.
+            step: From 0.
 
         Raises:
             TrainingError: If the model has batch normalisation and the batch is a single picture.
         """
-        return self._losses(self.shown(batch, epoch, step), self._randomness(epoch, step))
+        return self._losses(self.prepare(batch, epoch, step), self._randomness(epoch, step))
 
-    def _require_together(self) -> None:
-        if self._together.of == 1:
+    def _require_trainable_in_group(self) -> None:
+        if self._group.of == 1:
             return
         if self._pipeline.by_example:
             raise TrainingError(
-                f"{self._pipeline.label} draws one noise for all pictures of a step, which {self._together.of} "
+                f"{self._pipeline.label} draws one noise for all pictures of a step, which {self._group.of} "
                 "processes do not share: train in one process"
             )
         if self._normalises_batches:
@@ -205,16 +225,16 @@ class Trainer:
                 "a model that normalises over its batch learns something else from its parts: train in one process"
             )
 
-    def _losses(self, shown: Shown, randomness: AbstractContextManager[None]) -> tuple[Tensor, Tensor]:
-        targets, mask = shown.targets, None
+    def _losses(self, inputs: StepInputs, randomness: AbstractContextManager[None]) -> tuple[Tensor, Tensor]:
+        targets, mask = inputs.targets, None
         if self._normalises_batches and (len(targets) == 1 or self.recipe.at_once):
-            what = (
+            subject = (
                 f"a batch in parts (at_once={self.recipe.at_once})" if self.recipe.at_once else "a batch of one picture"
             )
-            raise TrainingError(f"{what} cannot train a model that normalises over its batch: take more at once")
-        images = shown.arranged.images
-        if shown.puzzled and self.model.defended:
-            mask = sent(shown.arranged.mask, images.device)
+            raise TrainingError(f"{subject} cannot train a model that normalises over its batch: take more at once")
+        images = inputs.arranged.images
+        if inputs.puzzled and self.model.defended:
+            mask = to_device(inputs.arranged.mask, images.device)
         with randomness:
             with rounded(self.recipe.precision, self._device):
                 smoothing = self.recipe.label_smoothing if targets.ndim == 1 else 0.0  # mixup has smoothed them
@@ -223,8 +243,14 @@ class Trainer:
                 return loss, loss.new_zeros(())
             return loss, self.model.localisation_loss(mask)
 
-    def shown(self, batch: Batch, epoch: int, step: int) -> Shown:
-        """What the network sees of a batch in a step: mixed and shuffled pictures, and their targets."""
+    def prepare(self, batch: Batch, epoch: int, step: int) -> StepInputs:
+        """Prepare a batch for the network: mix and shuffle its pictures.
+
+        Args:
+            batch: The pictures.
+            epoch: From 0.
+            step: From 0.
+        """
         with self._randomness(epoch, step):
             images = batch.images.to(self._device, non_blocking=True)
             targets = batch.labels.to(self._device, non_blocking=True)
@@ -232,7 +258,9 @@ class Trainer:
                 images, targets = self._mixup(images.clone(), targets)
         places = [batch.place(number) for number in range(len(images))]
         moved = self.puzzles.arrange(images, epoch, step, places, batch.drawn)
-        return Shown(moved or Pipeline().arrange(images, self.model.grid, randomness=()), targets, moved is not None)
+        return StepInputs(
+            moved or Pipeline().arrange(images, self.model.grid, randomness=()), targets, moved is not None
+        )
 
     @property
     def _device(self) -> torch.device:
@@ -242,7 +270,11 @@ class Trainer:
         return scoped_randomness(derive(self._seed, "step", *self._purpose, *step))
 
     def localisation_weight(self, epoch: int) -> float:
-        """Of the DAL loss in an epoch (from 0)."""
+        """Return the weight of the DAL loss.
+
+        Args:
+            epoch: From 0.
+        """
         return localisation_weight(self.puzzle, self.recipe, epoch, self._schedule.epochs)
 
     def _total(self, loss: Tensor, localisation: Tensor, epoch: int, anchor: Anchor | None) -> Tensor:
@@ -255,7 +287,7 @@ class Trainer:
         return total
 
     def _differentiate(self, batch: Batch, epoch: int, step: int, anchor: Anchor | None) -> tuple[Tensor, Tensor]:
-        """Leave the gradient of a batch's whole loss with the parameters; both losses of it."""
+        """Leave the gradient of a batch's whole loss with the parameters; return both losses."""
         if not len(batch.labels):  # of this part nothing could be read
             nothing = torch.zeros((), device=self._device)
             return nothing, nothing
@@ -265,13 +297,13 @@ class Trainer:
             return self._accumulate(batch, epoch, step, anchor)
 
     def _accumulate(self, batch: Batch, epoch: int, step: int, anchor: Anchor | None) -> tuple[Tensor, Tensor]:
-        """The gradient of a batch, of as many pictures at once as the recipe says; what is drawn differs by part."""
-        shown = self.shown(batch, epoch, step)
-        pictures = len(shown.targets)
+        """Add up the gradient of a batch in parts of the recipe's ``at_once`` pictures, each with draws of its own."""
+        inputs = self.prepare(batch, epoch, step)
+        pictures = len(inputs.targets)
         at_once = self.recipe.at_once or pictures
         losses = []
         for first in range(0, pictures, at_once):
-            part = _pictures(shown, first, at_once)
+            part = _pictures(inputs, first, at_once)
             share = len(part.targets) / pictures
             place = batch.place(first)
             drawn = self._randomness(epoch, step, *([place] if place else []))
@@ -284,12 +316,12 @@ class Trainer:
     def _differentiate_singly(
         self, batch: Batch, epoch: int, step: int, anchor: Anchor | None
     ) -> tuple[Tensor, Tensor]:
-        """The same where defences protect the gradient of each picture."""
-        shown = self.shown(batch, epoch, step)
+        """Compute the gradient of each picture, and combine them as the defences say."""
+        inputs = self.prepare(batch, epoch, step)
         learnt = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
         losses, single = [], []
         for place in range(len(batch.labels)):
-            pair = self._losses(_pictures(shown, place, 1), self._randomness(epoch, step, place))
+            pair = self._losses(_pictures(inputs, place, 1), self._randomness(epoch, step, place))
             total = self._total(*pair, epoch, anchor)
             gradients = torch.autograd.grad(total, list(learnt.values()), materialize_grads=True)
             single.append(dict(zip(learnt, gradients, strict=True)))
@@ -316,21 +348,30 @@ class Trainer:
             )
 
 
-def _pictures(shown: Shown, first: int, count: int) -> Shown:
-    """Some pictures of a batch, as a batch."""
+def _pictures(inputs: StepInputs, first: int, count: int) -> StepInputs:
+    """Cut some pictures out of a batch."""
     part = slice(first, first + count)
-    whole = shown.arranged
-    return Shown(Arranged(whole.images[part], whole.mask[part], whole.source[part]), shown.targets[part], shown.puzzled)
+    whole = inputs.arranged
+    return StepInputs(
+        Arranged(whole.images[part], whole.mask[part], whole.source[part]), inputs.targets[part], inputs.puzzled
+    )
 
 
 def localisation_weight(puzzle: Puzzle, recipe: Recipe, epoch: int, epochs: int) -> float:
-    """Of the DAL loss in an epoch (from 0) of so many."""
+    """Return the weight of the DAL loss.
+
+    Args:
+        puzzle: Its schedule.
+        recipe: Gives the epochs of warm-up.
+        epoch: From 0.
+        epochs: Number of epochs of the run.
+    """
     if puzzle.localisation_schedule == "constant":
         return puzzle.localisation_weight
     if epoch < recipe.warmup_epochs:
         return puzzle.localisation_weight * epoch / max(recipe.warmup_epochs - 1, 1)
-    done = (epoch - recipe.warmup_epochs) / (epochs - recipe.warmup_epochs)
-    return puzzle.localisation_weight * (0.75 + 0.25 * math.cos(math.pi * done))
+    progress = (epoch - recipe.warmup_epochs) / (epochs - recipe.warmup_epochs)
+    return puzzle.localisation_weight * (0.75 + 0.25 * math.cos(math.pi * progress))
 
 
 def _mixup(recipe: Recipe, classes: int) -> Mixup | None:

@@ -13,7 +13,7 @@ from fedmjp.randomness import Randomness, SeededRandomness
 
 @dataclass(frozen=True)
 class Puzzles:
-    """What a run's pipeline does to the pictures of its steps.
+    """The part of a run's pipeline that changes the pictures of its steps.
 
     Most of it can be drawn before the pictures are there: processes that read them do so, as a GPU takes a step in less
     time than its puzzles are drawn in.
@@ -34,11 +34,25 @@ class Puzzles:
     purpose: tuple[str | int, ...] = ()
 
     def randomness(self, epoch: int, step: int) -> SeededRandomness:
-        """The source of what defences draw in a step."""
+        """Return the randomness of a step's defences.
+
+        Args:
+            epoch: From 0.
+            step: From 0.
+        """
         return SeededRandomness(self.seed, ("training", *self.purpose, epoch, step))
 
     def ahead(self, epoch: int, step: int, places: Sequence[int]) -> Drawn | None:
-        """What is drawn for pictures at some places of a step's batch; None if nothing can be without them."""
+        """Draw what defences need before the pictures are there.
+
+        Args:
+            epoch: From 0.
+            step: From 0.
+            places: Of the pictures in the step's whole batch.
+
+        Returns:
+            Masks and sources, each (pictures, patches); None if nothing can be drawn without the pictures.
+        """
         sources = self._sources(epoch, step, places)
         if not sources:
             return None
@@ -52,7 +66,7 @@ class Puzzles:
     def arrange(
         self, images: Tensor, epoch: int, step: int, places: Sequence[int], drawn: Drawn | None = None
     ) -> Arranged | None:
-        """A batch as the network sees it, on the images' device; None where it sees the pictures as they are.
+        """Arrange a batch as the network sees it, on the images' device; None if pictures stay as they are.
 
         Args:
             images: At these places of the step's batch.
@@ -67,7 +81,7 @@ class Puzzles:
         return None if sources is None else self.pipeline.arrange(images, self.grid, randomness=sources)
 
     def _sources(self, epoch: int, step: int, places: Sequence[int]) -> list[Randomness] | None:
-        """One of each picture; None where pictures stay as they are."""
+        """List each picture's randomness; None if pictures stay as they are."""
         if not self.pipeline.of_stage("pictures").configs or epoch < self.puzzle.warmup_epochs:
             return None
         randomness = self.randomness(epoch, step).of("puzzle")

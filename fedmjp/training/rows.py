@@ -35,7 +35,7 @@ SHUFFLED_RATIO = 0.27  # of Table 5's x~
 
 @dataclass(frozen=True)
 class Reported:
-    """Figures as a paper prints them, with table and row; accuracies and consistency in per cent."""
+    """Figures that a paper prints, with table and row; accuracies and consistency in per cent."""
 
     source: str
     top1: float  # on x
@@ -55,7 +55,7 @@ class Row:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Keys of ``TrainingConfig``."""
+        """Return the row as keys of ``TrainingConfig``."""
         return {"model": dict(self.model), "defences": list(self.defences)}
 
 
@@ -112,17 +112,27 @@ ROWS: Mapping[str, Row] = {published.name: published for published in _ROWS}
 
 
 def row(name: str) -> Row:
-    """A row by name, such as ``table1-deit_small-mjp`` or ``table4-J``; UnknownNameError if there is none."""
+    """Look up a row.
+
+    Args:
+        name: Such as ``table1-deit_small-mjp`` or ``table4-J``.
+
+    Raises:
+        UnknownNameError: If there is no such row.
+    """
     if name not in ROWS:
         raise UnknownNameError("row", name, ROWS)
     return ROWS[name]
 
 
 def reported(network: ModelConfig, pipeline: Pipeline | None) -> Reported | None:
-    """What the paper reports of a model that was trained so, if anything.
+    """Find what the paper reports of a model that was trained like this; None if nothing.
 
-    Data, picture size and the recipe are not compared: a run may have others than ``SETTING``. Where the defences are
-    not known (None), the first row of such a network is taken, with what defences add to it.
+    Data, picture size and recipe are not compared: a run may have others than ``SETTING``.
+
+    Args:
+        network: The model, with what defences add to it.
+        pipeline: The defences; None, if unknown, finds the first row of such a network.
     """
     for published in _ROWS:
         config = TrainingConfig.parse(published.values)
@@ -137,4 +147,4 @@ def _network(model: ModelConfig) -> tuple[object, ...]:
 
 
 def _defences(pipeline: Pipeline) -> list[dict[str, object]]:
-    return [{"name": defence.name, **defence.options.model_dump()} for defence in pipeline.made]
+    return [{"name": defence.name, **defence.options.model_dump()} for defence in pipeline.defences]

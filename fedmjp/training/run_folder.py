@@ -12,7 +12,7 @@ from fedmjp.errors import BadInputError, CheckpointError, ConfigError, DataError
 from fedmjp.files import read_file
 
 if TYPE_CHECKING:
-    from fedmjp.scenario import Scenario
+    from fedmjp.scenario import TrainingScenario
     from fedmjp.training.config import TrainingConfig
 
 LARGEST = 100_000_000  # bytes of a manifest
@@ -44,65 +44,79 @@ class TrainingFolder:
             shutil.rmtree(folder, ignore_errors=True)
 
     def check_own(self) -> None:
-        """OutputError if the folder holds something else than a training run."""
+        """Refuse a folder of other results than a training run's, as OutputError."""
         if self.manifest.exists() and not self.holds_run():
             raise OutputError(f"{self.root} holds other results than a training run's; name another --output")
 
     def holds_run(self) -> bool:
-        """Whether the folder is a training run's."""
+        """Tell whether the folder is a training run's."""
         try:
             return self._about().get("kind") in ("central", "federated")
         except BadInputError:
             return False
 
     def keep_classes(self, names: Sequence[str]) -> None:
-        """Note which class each label is."""
+        """Write the names of the classes.
+
+        Args:
+            names: In the order of the labels.
+        """
         self.classes.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
 
     def kept_classes(self) -> list[str]:
-        """The names that were noted; none where there is no such file."""
+        """Read the names of the classes; an empty list if there is no such file."""
         return self.classes.read_text(encoding="utf-8").splitlines() if self.classes.exists() else []
 
     def check_classes(self, names: Sequence[str]) -> None:
-        """Labels of other pictures must be those of the training: half the classes would shift them all.
+        """Refuse pictures whose labels mean other classes than in the training.
 
         Without ``classes.txt`` beside the weights there is nothing to compare with.
 
+        Args:
+            names: Classes of the pictures, in the order of their labels.
+
         Raises:
-            DataError: If they are not, with the first difference.
+            DataError: At the first difference.
         """
         if not self.classes.exists():
             return
-        for label, (trained, shown) in enumerate(zip_longest(self.kept_classes(), names)):
-            if trained != shown:
+        for label, (trained, present) in enumerate(zip_longest(self.kept_classes(), names)):
+            if trained != present:
                 raise DataError(
-                    f"label {label} is {shown or 'no class'} in these pictures, but {trained or 'no class'} in the "
+                    f"label {label} is {present or 'no class'} in these pictures, but {trained or 'no class'} in the "
                     f"training of {self.root}: take pictures of the same classes"
                 )
 
     def check_pictures(self, digest: str | None) -> None:
-        """CheckpointError if the manifest says that the run was begun on other pictures, wherever they lay."""
+        """Refuse to go on with other pictures than the run began on, as CheckpointError.
+
+        Args:
+            digest: Of the pictures.
+        """
         begun = self._about().get("pictures") if self.manifest.exists() else None
         if begun not in (None, digest):
             raise CheckpointError(
                 f"{self.root} is of a run on other pictures: restore them as they were, or give --fresh"
             )
 
-    def config(self) -> "TrainingConfig | Scenario":
-        """The configuration that the run was started with; BadInputError if the folder holds no training run."""
+    def config(self) -> "TrainingConfig | TrainingScenario":
+        """Read the run's configuration; BadInputError if the folder holds no training run."""
         # They need torch, the places of files do not.
-        from fedmjp.scenario import Scenario  # noqa: PLC0415
+        from fedmjp.scenario import TrainingScenario  # noqa: PLC0415
         from fedmjp.training.config import TrainingConfig  # noqa: PLC0415
 
         about = self._about()
-        kinds: dict[str, type[TrainingConfig | Scenario]] = {"central": TrainingConfig, "federated": Scenario}
+        kinds: dict[str, type[TrainingConfig | TrainingScenario]] = {
+            "central": TrainingConfig,
+            "federated": TrainingScenario,
+        }
         try:
             return kinds[about["kind"]].parse(about["config"])
         except (KeyError, TypeError, ConfigError) as error:
             raise BadInputError(f"{self.manifest} is not that of a training run: {error}") from None
 
     def trained(self) -> ModelConfig:
-        """The model with the run's last weights; CheckpointError if it has none yet."""
+        """Return the model with the run's last weights; CheckpointError if it has none yet."""
         return self.config().network.model_copy(update={"weights": Checkpoint.of(self.weights)})
 
     def _about(self) -> dict[str, Any]:
@@ -114,7 +128,11 @@ class TrainingFolder:
 
 
 def published(config: Config) -> dict[str, Any]:
-    """A configuration as a manifest may show it: files and folders of this machine by their names alone."""
+    """Dump a configuration for a manifest.
+
+    Args:
+        config: Files and folders of this machine are shown by their names alone.
+    """
     return dict(_named(config.model_dump(mode="json")))
 
 

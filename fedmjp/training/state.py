@@ -16,13 +16,24 @@ from fedmjp.training.run_folder import TrainingFolder
 
 
 def save_checkpoint(folder: TrainingFolder, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Write a run's weights, and what else it needs to go on."""
+    """Write a checkpoint of a run.
+
+    Args:
+        folder: Folder of the run.
+        weights: State dict of the model.
+        state: All that the run needs to go on.
+    """
     save_weights(folder.weights, weights)
     save_state(folder.state, state)
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write tensors, numbers and text so that a kill leaves either the old or the new file, whole."""
+    """Write a state so that a kill leaves either the old or the new file, whole.
+
+    Args:
+        path: File to replace.
+        state: Tensors, numbers and text.
+    """
     with replacing(path) as partial, partial.open("wb") as file:
         torch.save(dict(state), file)
         file.flush()
@@ -30,7 +41,11 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_state(path: Path, *, config: str) -> dict[str, Any] | None:
-    """Read what ``save_state`` wrote, on the CPU; None if there is nothing.
+    """Read what ``save_state`` wrote, on the CPU; None if there is no file.
+
+    Args:
+        path: The file.
+        config: Digest of the configuration that the state must be of.
 
     Raises:
         CheckpointError: If it is damaged, or its "config" is not the digest of this configuration.
@@ -48,6 +63,11 @@ def load_state(path: Path, *, config: str) -> dict[str, Any] | None:
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write a state dict as safetensors, whole or not at all."""
+    """Write a state dict as safetensors, whole or not at all.
+
+    Args:
+        path: File to replace.
+        weights: State dict.
+    """
     with replacing(path) as partial:
         safetensors.torch.save_file({name: value.cpu().contiguous() for name, value in weights.items()}, partial)

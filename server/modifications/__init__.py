@@ -1,1 +1,1 @@
-"""Servers that change weights, one file each; the contract is ``fedmjp.modifications.base``."""
+"""Servers that change weights, one file each; the contract is ``fedmjp.threat``."""

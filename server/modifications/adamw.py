@@ -27,14 +27,12 @@ from fedmjp.models import names
 from fedmjp.models.roles import roles_of
 from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedmjp.models.classifier import VitClassifier
     from fedmjp.records import Upload
-    from fedmjp.scenario import Scenario
 
 LONG = 2.0**50  # entries of the class token; a power of two is divided by without rounding
 STEADY = 2.0**26  # learning rates: two of them less, in float32, is the same number
@@ -49,16 +47,15 @@ MATCHED = 1e-3  # learning rates by which a bias may miss what it moves by where
 PASSES = 3  # over which probabilities settle
 
 
-def adamw_refusal(server: str, model: VitClassifier, scenario: Scenario) -> str | None:
+def adamw_refusal(server: str, model: VitClassifier, threat: ThreatModel) -> str | None:
     """Say why steps of AdamW cannot be fished in; None if they can, or clients take none."""
-    threat = scenario.threat
     if threat.local_optimiser != "adamw":
         return None
     if not model.prefix_tokens or names.CLASS_TOKEN not in dict(model.named_parameters()):
         return f"{server}: makes the class token long where clients take steps of AdamW, and the model has none"
     if not model.has_positions:
         return f"{server}: reads the position embedding, which the model does not have"
-    for defence in scenario.pipeline.made:
+    for defence in threat.pipeline.defences:
         if names.POSITION_EMBEDDING in defence.withheld(roles_of(model)):
             return f"{server}: reads labels from the position embedding, which {defence.name} keeps at the client"
     return changed_entries(threat) and f"{server}: {changed_entries(threat)}"
@@ -66,7 +63,9 @@ def adamw_refusal(server: str, model: VitClassifier, scenario: Scenario) -> str 
 
 def fishing_weights(model: VitClassifier, row: Tensor, threat: ThreatModel) -> tuple[dict[str, Tensor], Tensor]:
     """Weights of tokens and the last LayerNorm, and the row that fishes, from honest weights and any row."""
-    from fedmjp.models.build import with_weights  # noqa: PLC0415 (it brings timm)
+    import torch
+
+    from fedmjp.models.build import with_weights
 
     known = dict(model.named_parameters())
     made = (names.PATCH_WEIGHT, names.PATCH_BIAS, names.POSITION_EMBEDDING, names.UNKNOWN_EMBEDDING)
@@ -84,6 +83,8 @@ def _length(model: VitClassifier, row: Tensor, threat: ThreatModel) -> float:
 
     A picture of noise stands for the wanted one: how large gradients are depends on the weights far more than on it.
     """
+    import torch
+
     size = model.image_size
     noise = torch.rand(1, 3, size, size, generator=torch_generator(0, "noise")).to(row)
     mask = torch.zeros(1, model.grid**2, dtype=torch.bool, device=row.device) if model.defended else None
@@ -159,6 +160,8 @@ def _places(threat: ThreatModel, first: int) -> tuple[int, ...]:
 
 def _signs(model: VitClassifier) -> Tensor:
     """(dim,) what the last LayerNorm makes of a long class token."""
+    import torch
+
     token = model.get_parameter(names.CLASS_TOKEN).detach()
     signs = torch.ones(token.shape[-1])
     signs[torch.randperm(len(signs), generator=torch_generator(0, "class token"))[::2]] = -1
@@ -182,6 +185,8 @@ def probing_weights(model: VitClassifier, threat: ThreatModel) -> dict[str, Tens
     over the batch is the gradient of the class token's position. Else the head is dead, so that biases alone move
     probabilities, and how far a bias moved says when and how often its class came.
     """
+    import torch
+
     known = dict(model.named_parameters())
     sent = {names.HEAD_BIAS: torch.zeros_like(known[names.HEAD_BIAS].detach())}
     if _steps_of_epoch(threat) == 1:
@@ -195,6 +200,8 @@ def probing_weights(model: VitClassifier, threat: ThreatModel) -> dict[str, Tens
 
 def labels_behind(upload: Upload, model: VitClassifier, threat: ThreatModel) -> tuple[int, ...]:
     """The labels behind what clients made of ``probing_weights``; those that come in several steps count as two."""
+    import torch
+
     whole = _steps_of_epoch(threat) == 1
     counts = _coded_counts(upload, model, threat) if whole else _moved_counts(upload, threat)
     return tuple(torch.repeat_interleave(torch.arange(len(counts)), counts).tolist())
@@ -202,6 +209,8 @@ def labels_behind(upload: Upload, model: VitClassifier, threat: ThreatModel) -> 
 
 def _codes(model: VitClassifier, threat: ThreatModel) -> Tensor:
     """(classes, dim) rows that move no logit, as long as makes the gradient of their sum one that steps show."""
+    import torch
+
     head, feature = model.get_parameter(names.HEAD_WEIGHT).detach(), _feature(model)
     drawn = torch.randn(head.shape, generator=torch_generator(0, "codes")).to(head)
     drawn = drawn - (drawn @ feature)[:, None] / (feature @ feature) * feature
@@ -214,7 +223,9 @@ def _coded_counts(upload: Upload, model: VitClassifier, threat: ThreatModel) -> 
     The last LayerNorm takes out of it what is along the class token and the mean. Of more classes than dimensions,
     those are left out that hold less than an even share: their bias fell.
     """
-    from fedmjp.models.build import with_weights  # noqa: PLC0415 (it brings timm)
+    import torch
+
+    from fedmjp.models.build import with_weights
 
     signs, weight = _signs(model).double(), model.get_parameter(names.NORM_WEIGHT).detach().double()
     codes = _codes(model, threat).double() * weight
@@ -239,6 +250,8 @@ def _moved_counts(upload: Upload, threat: ThreatModel) -> Tensor:
 
     Probabilities are those of the biases alone: even at first, then as all classes move that are found so.
     """
+    import torch
+
     moved = -upload.tensors[names.HEAD_BIAS].double().cpu() / threat.local_learning_rate
     when = [
         (first, count) for first in range(1, _steps_of_epoch(threat) + 1) for count in range(_step_size(threat) + 1)
@@ -265,6 +278,8 @@ def _bias_moves(shares: Tensor, sums: Tensor, threat: ThreatModel) -> Tensor:
         sums: (steps,) logarithm of the sum of all classes' exponentials, before each step.
         threat: States the recipe.
     """
+    import torch
+
     gradients, moved = torch.zeros_like(shares), [torch.zeros_like(shares[0])]
     for step in range(len(shares)):
         gradients[step] = (-threat.local_learning_rate * moved[-1] - sums[step]).exp() - shares[step]

@@ -16,12 +16,10 @@ from fedmjp.config import Config
 from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
 from fedmjp.models.roles import roles_of
-from fedmjp.modifications.base import Modification
 from fedmjp.seeds import torch_generator
 from fedmjp.server.modifications import adamw
 from fedmjp.server.modifications.heads import head_refusal, without_sum
-from fedmjp.threat import ThreatModel
-from fedmjp.torch_later import torch
+from fedmjp.threat import Modification, ThreatModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from fedmjp.models.classifier import VitClassifier
     from fedmjp.models.entrance import Entrance
     from fedmjp.records import Upload
-    from fedmjp.scenario import Scenario
 
 CLASS = "class"  # no name that Python takes for a field
 ClassFishingOptions: type[Config] = create_model(
@@ -80,12 +77,12 @@ class ClassFishing(Modification):
         return stated
 
     @override
-    def refusal(self, model: VitClassifier, scenario: Scenario) -> str | None:
-        if self._stated is None and scenario.training is not None:
+    def refusal(self, model: VitClassifier, threat: ThreatModel, *, trains: bool) -> str | None:
+        if self._stated is None and trains:
             return f"{self.name}: a client in training shows another batch in every round: state the class to fish for"
-        if self._stated is not None and self._stated >= scenario.model.classes:
-            return f"{self.name}: class {self._stated} was asked for, the model knows {scenario.model.classes}"
-        return head_refusal(self.name, model, scenario) or adamw.adamw_refusal(self.name, model, scenario)
+        if self._stated is not None and self._stated >= model.backbone.num_classes:
+            return f"{self.name}: class {self._stated} was asked for, the model knows {model.backbone.num_classes}"
+        return head_refusal(self.name, model, threat) or adamw.adamw_refusal(self.name, model, threat)
 
     @override
     def probe(self, model: VitClassifier, threat: ThreatModel) -> Mapping[str, Tensor]:
@@ -93,14 +90,16 @@ class ClassFishing(Modification):
 
     @override
     def learn(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> object:
-        from fedmjp.attacks.labels import labels_of  # noqa: PLC0415 (it brings torch)
+        from fedmjp.attacks.labels import labels_of
 
         read = adamw.labels_behind if threat.local_optimiser == "adamw" else labels_of
         return read(upload, model, threat)
 
     @override
-    def weights(self, model: VitClassifier, threat: ThreatModel, known: object) -> Sequence[Mapping[str, Tensor]]:
-        wanted = self._wanted(cast("tuple[int, ...]", known or ()))
+    def weights(self, model: VitClassifier, threat: ThreatModel, learnt: object) -> Sequence[Mapping[str, Tensor]]:
+        import torch
+
+        wanted = self._wanted(cast("tuple[int, ...]", learnt or ()))
         if wanted is None:
             return [{}] * threat.clients  # nobody answered the probe
         head, bias = (torch.zeros_like(model.get_parameter(name)) for name in (names.HEAD_WEIGHT, names.HEAD_BIAS))

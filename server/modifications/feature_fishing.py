@@ -13,14 +13,12 @@ from fedmjp.seeds import torch_generator
 from fedmjp.server.modifications.class_fishing import ClassFishing
 from fedmjp.server.modifications.heads import NEEDED
 from fedmjp.threat import ThreatModel
-from fedmjp.torch_later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedmjp.models.classifier import VitClassifier
     from fedmjp.records import Upload
-    from fedmjp.scenario import Scenario
 
 STEEP = 1e5  # logits per unit of feature along the direction: probabilities are then zero or one
 DEPTH = 30.0  # how far below the threshold other classes are put, in standard lengths of the random direction
@@ -57,9 +55,8 @@ class FeatureFishing(ClassFishing):
         return 1
 
     @override
-    def refusal(self, model: VitClassifier, scenario: Scenario) -> str | None:
-        threat = scenario.threat
-        if scenario.training is not None:
+    def refusal(self, model: VitClassifier, threat: ThreatModel, *, trains: bool) -> str | None:
+        if trains:
             return f"{self.name}: probes a batch first, and a client in training shows another one in every round"
         if threat.crop_scale:
             return f"{self.name}: probes a batch first, and clients show other crops of it in every upload"
@@ -72,16 +69,20 @@ class FeatureFishing(ClassFishing):
                 f"{self.name}: needs targets of zero and one, label smoothing is {threat.label_smoothing:g}: "
                 "probabilities above the threshold would have to meet it"
             )
-        return super().refusal(model, scenario)
+        return super().refusal(model, threat, trains=trains)
 
     @override
     def probe(self, model: VitClassifier, threat: ThreatModel) -> Mapping[str, Tensor]:
+        import torch
+
         del threat
         *_, head, bias = NEEDED
         return {name: torch.zeros_like(model.get_parameter(name).detach()) for name in (head, bias)}
 
     @override
     def learn(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> object:
+        import torch
+
         head, bias = (upload.tensors[name].double().cpu() for name in (names.HEAD_WEIGHT, names.HEAD_BIAS))
         if upload.kind == "delta":
             head, bias = -head / threat.local_learning_rate, -bias / threat.local_learning_rate
@@ -95,8 +96,10 @@ class FeatureFishing(ClassFishing):
         return Sums(tuple(counts), pictures * (everywhere - head))
 
     @override
-    def weights(self, model: VitClassifier, threat: ThreatModel, known: object) -> Sequence[Mapping[str, Tensor]]:
-        sums = cast(Sums | None, known)
+    def weights(self, model: VitClassifier, threat: ThreatModel, learnt: object) -> Sequence[Mapping[str, Tensor]]:
+        import torch
+
+        sums = cast(Sums | None, learnt)
         wanted = None if sums is None else self._wanted([k for k, n in enumerate(sums.counts) for _ in range(n)])
         if sums is None or wanted is None:
             return [{}] * threat.clients  # nobody answered the probe, or no class is there to fish for
@@ -107,6 +110,8 @@ class FeatureFishing(ClassFishing):
 
     def _direction(self, sums: Sums, wanted: int) -> tuple[Tensor, float]:
         """A unit vector (dim,) along which other classes are far below the wanted one, and its mean there."""
+        import torch
+
         present = [k for k, count in enumerate(sums.counts) if count]
         counts = torch.tensor([sums.counts[k] for k in present], dtype=torch.float64)
         means = sums.features[present] / counts[:, None]

@@ -10,20 +10,19 @@ from fedmjp.threat import ThreatModel
 
 if TYPE_CHECKING:
     from fedmjp.models.classifier import VitClassifier
-    from fedmjp.scenario import Scenario
 
 NEEDED = (names.NORM_WEIGHT, names.NORM_BIAS, names.HEAD_WEIGHT, names.HEAD_BIAS)
 
 
-def head_refusal(server: str, model: VitClassifier, scenario: Scenario) -> str | None:
-    """Say why a server cannot change the head of a scenario's model; None if it can."""
+def head_refusal(server: str, model: VitClassifier, threat: ThreatModel) -> str | None:
+    """Say why a server cannot change the head of the model; None if it can."""
     known = {name for name, _ in model.named_parameters()}
     if missing := [name for name in NEEDED if name not in known]:
         return f"{server}: changes the model's head, but the model has no tensor {missing[0]}"
-    for defence in scenario.pipeline.made:
+    for defence in threat.pipeline.defences:
         if defence.withheld(roles_of(model)) & set(NEEDED):
             return f"{server}: changes the head, which {defence.name} keeps at the client"
-    if scenario.local_optimiser == "adamw" and scenario.pipeline.clients > 1:
+    if threat.local_optimiser == "adamw" and threat.clients > 1:
         return f"{server}: steps of AdamW that are summed do not come apart: every client's would have to be read alone"
     return None
 

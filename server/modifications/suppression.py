@@ -10,10 +10,8 @@ from typing_extensions import override
 
 from fedmjp.models import names
 from fedmjp.models.roles import roles_of
-from fedmjp.modifications.base import Modification
 from fedmjp.server.modifications.heads import head_refusal, without_sum
-from fedmjp.threat import ThreatModel
-from fedmjp.torch_later import torch
+from fedmjp.threat import Modification, ThreatModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from fedmjp.models.classifier import VitClassifier
     from fedmjp.models.entrance import Entrance
     from fedmjp.records import Upload
-    from fedmjp.scenario import Scenario
 
 DEAD = (names.NORM_WEIGHT, names.NORM_BIAS, names.HEAD_WEIGHT)
 
@@ -41,11 +38,13 @@ class Suppression(Modification):
     summary = "a dead head for all clients of a sum but the first, whose upload the sum then is"
 
     @override
-    def refusal(self, model: VitClassifier, scenario: Scenario) -> str | None:
-        return head_refusal(self.name, model, scenario)
+    def refusal(self, model: VitClassifier, threat: ThreatModel, *, trains: bool) -> str | None:
+        return head_refusal(self.name, model, threat)
 
     @override
-    def weights(self, model: VitClassifier, threat: ThreatModel, known: object) -> Sequence[Mapping[str, Tensor]]:
+    def weights(self, model: VitClassifier, threat: ThreatModel, learnt: object) -> Sequence[Mapping[str, Tensor]]:
+        import torch
+
         dead = {name: torch.zeros_like(model.get_parameter(name).detach()) for name in DEAD}
         return [{}, *[dead] * (threat.clients - 1)]
 

@@ -9,17 +9,14 @@ import numpy as np
 from typing_extensions import override
 
 from fedmjp.models import names
-from fedmjp.modifications.base import Modification
 from fedmjp.seeds import torch_generator
-from fedmjp.threat import ThreatModel
-from fedmjp.torch_later import torch
+from fedmjp.threat import Modification, ThreatModel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedmjp.models.classifier import VitClassifier
     from fedmjp.records import Upload
-    from fedmjp.scenario import Scenario
 
 # Luminance and colour differences, rows over red, green, blue (ITU-R BT.601).
 LUMINANCE = ((0.299, 0.587, 0.114), (-0.1687, -0.3313, 0.5), (0.5, -0.4187, -0.0813))
@@ -56,8 +53,8 @@ class TokenImprint(Modification):
     summary = "weights that print the patches of a whole batch, with their places, into the MLPs' gradients"
 
     @override
-    def refusal(self, model: VitClassifier, scenario: Scenario) -> str | None:
-        if scenario.update != "gradient" or scenario.threat.update != "gradient":
+    def refusal(self, model: VitClassifier, threat: ThreatModel, *, trains: bool) -> str | None:
+        if threat.update != "gradient":
             return f"{self.name}: reads gradients; a weight change drowns in the rounding of weights as large as these"
         if not model.has_positions:
             return f"{self.name}: marks places by the position embedding, which the model does not have"
@@ -71,7 +68,9 @@ class TokenImprint(Modification):
         return None
 
     @override
-    def weights(self, model: VitClassifier, threat: ThreatModel, known: object) -> Sequence[Mapping[str, Tensor]]:
+    def weights(self, model: VitClassifier, threat: ThreatModel, learnt: object) -> Sequence[Mapping[str, Tensor]]:
+        import torch
+
         changed = {name: torch.zeros_like(value.detach(), device="cpu") for name, value in model.named_parameters()}
         for name, value in changed.items():
             if ".norm" in name and name.endswith("weight"):
@@ -108,6 +107,8 @@ class TokenImprint(Modification):
 
     def _print(self, changed: dict[str, Tensor], model: VitClassifier, measure: Tensor, marks: Tensor) -> None:
         """Give all blocks but the last their thresholds."""
+        import torch
+
         blocks = len(model.backbone.blocks) - 1
         dim = len(measure)
         scale = float((2 * ANCHOR**2 / dim) ** 0.5)  # what LayerNorm divides by, nearly
@@ -138,7 +139,8 @@ def _of_block(block: int) -> tuple[str, ...]:
 
 def _content(model: VitClassifier) -> Tensor:
     """(count, 3 * patch_size ** 2): rows that make the kept cosine coefficients of a normalised patch, mean first."""
-    from scipy.fft import idctn  # noqa: PLC0415 (imports for a quarter of a second)
+    import torch
+    from scipy.fft import idctn
 
     size, kept = model.patch_size, model.backbone.embed_dim - MARKS
     costs = [

@@ -16,27 +16,28 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.mjp.span.block import gelu
-from fedmjp.attacks.mjp.span.equations import Attended, Equations, Known, Point, Span
+from fedmjp.attacks.first_block.block import gelu
+from fedmjp.attacks.first_block.equations import Span
+from fedmjp.attacks.mjp.span.equations import Attended, PatchEquations, PatchPoint, PatchSet
 
 DEPENDENT = 1e-10  # of the largest singular value: known tokens that differ by less are one
 
 
 @dataclass(frozen=True)
-class Room:
+class FreeSpace:
     """What known rows leave free of a span, and what each of them holds alone."""
 
     free: Tensor  # (values, missing), orthonormal
     held: Tensor  # (known, values) unit vectors of the span, each orthogonal to all other known rows
 
     @staticmethod
-    def of(span: Span, known: Tensor) -> "Room":
+    def of(span: Span, known: Tensor) -> "FreeSpace":
         """From known rows (known, values) of a span."""
         inside = known @ span.columns
         complete, _ = torch.linalg.qr(inside.mT, mode="complete")
         duals = torch.linalg.pinv(inside, rtol=DEPENDENT).mT
         held = (duals / duals.norm(dim=1, keepdim=True)) @ span.columns.mT
-        return Room(span.columns @ complete[:, len(known) :], held)
+        return FreeSpace(span.columns @ complete[:, len(known) :], held)
 
     def added(self, rows: Tensor, held: Tensor | None) -> Tensor:
         """(rows, values): what rows add to the known ones, or to all others of them if ``held`` (rows, values)."""
@@ -45,25 +46,28 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Apart:
+class SeparationMerit:
     """The merit of masked patches, a ``Merit``: of new ones, or of ``members`` that are known, against all others."""
 
-    equations: Equations
+    equations: PatchEquations
     attended: Attended
-    inputs: Room
-    activations: Room
+    inputs: FreeSpace
+    activations: FreeSpace
     members: Tensor | None = None  # (rows,) which known tokens the rows stand for
 
     @staticmethod
-    def of(equations: Equations, known: Known, attended: Attended) -> "Apart":
+    def of(equations: PatchEquations, known: PatchSet, attended: Attended) -> "SeparationMerit":
         """Apart from the class token and all known patches."""
         entering = torch.cat([equations.class_token, equations.tokens(known.coefficients, known.all_places(equations))])
         inputs, activations = _rows(equations, equations.at(attended(entering)))
-        return Apart(
-            equations, attended, Room.of(equations.inputs, inputs), Room.of(equations.activations, activations)
+        return SeparationMerit(
+            equations,
+            attended,
+            FreeSpace.of(equations.inputs, inputs),
+            FreeSpace.of(equations.activations, activations),
         )
 
-    def among(self, known: Known) -> "Apart":
+    def among(self, known: PatchSet) -> "SeparationMerit":
         """Of the known masked patches themselves, each against all others."""
         first = 1 + len(known.visible)
         return replace(self, members=torch.arange(first, first + len(known.masked), device=known.masked.device))
@@ -80,11 +84,11 @@ class Apart:
         matrices += mixed + mixed.mT + cost[:, None, None] * slope[:, :, None] * slope[:, None]
         gradients += cost[:, None] * slope
 
-    def _point(self, coefficients: Tensor) -> Point:
+    def _point(self, coefficients: Tensor) -> PatchPoint:
         places = self.equations.hole[:1].expand(len(coefficients))
         return self.equations.at(self.attended(self.equations.tokens(coefficients, places)))
 
-    def _added(self, point: Point, rows: Tensor) -> Point:
+    def _added(self, point: PatchPoint, rows: Tensor) -> PatchPoint:
         """The point with what tokens add to the known ones, not what lies outside of the spans: its cost is n."""
         inputs, activations = _rows(self.equations, point)
         chosen = None if self.members is None else self.members[rows]
@@ -97,7 +101,7 @@ class Apart:
         )
 
 
-def _rows(equations: Equations, point: Point) -> tuple[Tensor, Tensor]:
+def _rows(equations: PatchEquations, point: PatchPoint) -> tuple[Tensor, Tensor]:
     """(rows, dim) h and (rows, hidden) a."""
     norm = equations.block.norm2
     return point.whitened * norm.gain + norm.bias, gelu(point.before_gelu)

@@ -7,18 +7,19 @@ from dataclasses import replace
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedmjp.attacks.base import picture
+from fedmjp.attacks.first_block import block
 from fedmjp.attacks.mjp import facts as linear
 from fedmjp.attacks.mjp.affine import AffinePatches, of_one_upload
 from fedmjp.attacks.mjp.closing import close
 from fedmjp.attacks.mjp.prior import ClosedFacts
-from fedmjp.attacks.mjp.span import block
-from fedmjp.attacks.mjp.span.certificate import Certificate, certify, expected_error
-from fedmjp.attacks.mjp.span.equations import TENSORS, Equations, equations
+from fedmjp.attacks.mjp.span.certificate import SpanCertificate, certify, expected_error
+from fedmjp.attacks.mjp.span.equations import TENSORS, PatchEquations, equations
 from fedmjp.attacks.mjp.span.joint import solve_jointly
 from fedmjp.attacks.mjp.span.naturalness import Naturalness
-from fedmjp.attacks.mjp.span.search import Search
+from fedmjp.attacks.mjp.span.search import SpanSearch
 from fedmjp.attacks.mjp.span.tokens import stated_tokens, suffice
 from fedmjp.attacks.mjp.span.visible import IMPOSSIBLE
 from fedmjp.attacks.natural_patches import prior_refusal
@@ -50,7 +51,7 @@ class MjpSpan(ClosedFacts[VitClassifier]):
 
     The MLP's weight gradients span its inputs and its activations, and a token whose activations lie in that span is a
     true one. Taken out of the sums one after the other, most tokens are met from random points, masked ones as well,
-    and each proves itself (``fedmjp.attacks.first_mlp``). The linear facts (``fedmjp.attacks.mjp.facts``) leave each
+    and each proves itself (``fedmjp.attacks.first_block``). The linear facts (``fedmjp.attacks.mjp.facts``) leave each
     patch in an
     affine space of M dimensions, M being the number of masked patches, and tell the place of every token (``tokens``).
     Then all patches are solved together (``joint``). Where most tokens are not met, the visible patches are solved from
@@ -85,7 +86,6 @@ class MjpSpan(ClosedFacts[VitClassifier]):
     exploits = "the first MLP's gradients span its activations, and GELU tells true tokens from their mixtures"
     options_type = SpanOptions
     optimises = True
-    needs_network = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
         """What the linear facts need, and of a defended model the first block's MLP and attention output."""
@@ -99,7 +99,8 @@ class MjpSpan(ClosedFacts[VitClassifier]):
             return "the model has an index embedding, whose gradient shows all tokens: patch_embedding is enough"
         return linear.refusal(model, threat) or _rank_refusal(model) or block.refusal(model) or prior_refusal(model)
 
-    def _one(
+    @override
+    def reconstruct(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
         began = time.thread_time()
@@ -110,7 +111,7 @@ class MjpSpan(ClosedFacts[VitClassifier]):
         if not facts.mask.any():
             diagnostics = {"masked_patches": 0.0, "expected_error": expected_error(upload, facts, model, threat)}
         else:
-            setup, affine = equations(upload, facts, model), AffinePatches(facts.known, facts.basis)
+            setup, affine = equations(upload, facts, model), AffinePatches(facts.outside, facts.basis)
             last = began + self.options.seconds
             large = bool(facts.mask.double().mean() > MOST)
             setup = replace(setup, until=began + self.options.seconds * (SOLVED if large else 1))
@@ -131,17 +132,17 @@ def _rank_refusal(model: VitClassifier) -> str | None:
 
 
 def solve(
-    setup: Equations,
+    setup: PatchEquations,
     affine: AffinePatches,
     natural: Tensor,
     tokens: Tensor,
     model: VitClassifier,
     generator: torch.Generator,
-) -> tuple[Tensor, Certificate]:
+) -> tuple[Tensor, SpanCertificate]:
     """Patches (patches, values), masked ones in arbitrary order and from ``natural`` where missing; the certificate."""
     naturalness = Naturalness.of(affine, model)
-    start = (natural - affine.known) @ affine.basis.mT
-    solution, count = Search(setup, naturalness, start[setup.visible], tokens, generator).go()
+    start = (natural - affine.fixed) @ affine.basis.mT
+    solution, count = SpanSearch(setup, naturalness, start[setup.visible], tokens, generator).go()
     pixel = float(model.std.max())
     certificate = certify(setup, solution, count, pixel)
     if count == setup.unknowns and not certificate.holds:  # one by one, some may still be a little off

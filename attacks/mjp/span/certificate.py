@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedmjp.attacks.base import on_device
 from fedmjp.attacks.mjp.facts import LinearFacts
-from fedmjp.attacks.mjp.span.equations import Equations, Known, attended
+from fedmjp.attacks.mjp.span.equations import PatchEquations, PatchSet, attended
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload
@@ -27,7 +27,7 @@ MOST, NEARLY = 0.5, 15.0
 
 
 @dataclass(frozen=True)
-class Certificate:
+class SpanCertificate:
     """Of one solution: residuals are those of patches with the attention among them, in units of rounding's."""
 
     found: int  # masked patches found, each counted once
@@ -83,14 +83,14 @@ def expected_error(upload: Upload, facts: LinearFacts, model: VitClassifier, thr
     return float((noise * inverse.mT.norm(dim=0)).max() * model.std.max())
 
 
-def certify(equations: Equations, solution: Known, count: int, pixel: float) -> Certificate:
+def certify(equations: PatchEquations, solution: PatchSet, count: int, pixel: float) -> SpanCertificate:
     """Look at a solution with all visible patches, of whose masked ones the first ``count`` stand in for no others.
 
     ``pixel`` is what 1 in the network's input space is in [0, 1].
     """
     relative, expected = _errors(equations, solution)
     errors_of_masked = expected[len(solution.places) :] * equations.values**0.5
-    return Certificate(
+    return SpanCertificate(
         found=_distinct(solution.masked[:count], errors_of_masked[:count]),
         masked=equations.unknowns,
         median=float(relative.median()),
@@ -108,7 +108,7 @@ def _distinct(masked: Tensor, error: Tensor) -> int:
     return int((~near.tril(-1).any(dim=1)).sum())
 
 
-def _errors(equations: Equations, solution: Known) -> tuple[Tensor, Tensor]:
+def _errors(equations: PatchEquations, solution: PatchSet) -> tuple[Tensor, Tensor]:
     """(patches,) relative residuals, and errors per value.
 
     If r is noise of the same size in all n equations, its variance is |r|^2 / n and the coefficients'

@@ -12,7 +12,7 @@ from scipy.optimize import nnls
 from torch import Tensor
 from torch.func import jacfwd
 
-from fedmjp.attacks.mjp.span.equations import Equations, Known, attended
+from fedmjp.attacks.mjp.span.equations import PatchEquations, PatchSet, attended
 
 SAMPLE = 48  # visible patches that tell counts
 PASSES = 2  # in which counts and the weights of the residuals follow from each other
@@ -21,7 +21,7 @@ GAIN = 1e-9  # of the cost: moving one copy must lower it by more
 TINY = 1e-10  # of the mean diagonal, which makes the normal matrix positive definite
 
 
-def with_copies(equations: Equations, known: Known) -> Known:
+def with_copies(equations: PatchEquations, known: PatchSet) -> PatchSet:
     """As many masked patches as there are: the known ones, then copies of them, unless none is known."""
     missing, kinds = equations.unknowns - len(known.masked), len(known.masked)
     if not missing or not kinds:
@@ -32,10 +32,10 @@ def with_copies(equations: Equations, known: Known) -> Known:
         counts, matrix, vector = _fitted(equations, known)
         copies = _whole(matrix.cpu(), vector.cpu(), counts.cpu(), missing)
     again = known.masked.repeat_interleave(copies.to(known.masked.device), dim=0)
-    return Known(known.places, known.visible, torch.cat([known.masked, again]))
+    return PatchSet(known.places, known.visible, torch.cat([known.masked, again]))
 
 
-def _fitted(equations: Equations, known: Known) -> tuple[Tensor, Tensor, Tensor]:
+def _fitted(equations: PatchEquations, known: PatchSet) -> tuple[Tensor, Tensor, Tensor]:
     """(masked,) how many more of each masked patch there are, in parts, by what visible patches attend to.
 
     And the matrix and vector of the quadratic that they minimise.

@@ -26,15 +26,23 @@ import torch
 from torch import Tensor
 
 from fedmjp.attacks.base import on_device
+from fedmjp.attacks.first_block.block import (
+    FC1_WEIGHT,
+    FC2_WEIGHT,
+    PROJ_BIAS,
+    PROJ_WEIGHT,
+    FirstBlock,
+    first_block,
+    gelu,
+    gelu_slope,
+)
+from fedmjp.attacks.first_block.equations import Span
 from fedmjp.attacks.linear_systems import NEGLIGIBLE
 from fedmjp.attacks.mjp.facts import LinearFacts
-from fedmjp.attacks.mjp.span.block import PREFIX, FirstBlock, first_block, gelu, gelu_slope
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload
 
-PROJ_WEIGHT, PROJ_BIAS = PREFIX + "attn.proj.weight", PREFIX + "attn.proj.bias"
-FC1_WEIGHT, FC2_WEIGHT = PREFIX + "mlp.fc1.weight", PREFIX + "mlp.fc2.weight"
 TENSORS = (PROJ_WEIGHT, PROJ_BIAS, FC1_WEIGHT, FC2_WEIGHT)
 
 # k: at the true tokens of a float32 upload |r| is 8 to 27 times |l.c - 1|.
@@ -44,42 +52,7 @@ Attended = Callable[[Tensor], Tensor]  # z (tokens, dim) to z + o(z)
 
 
 @dataclass(frozen=True)
-class Span:
-    """Row space of a gradient sum_t e_t a_t^T, and how far rounding has turned it.
-
-    With noise of standard deviation s in every entry of the gradient, the singular direction of value S is
-    turned towards every direction outside by s / S times a standard normal number. What is then left of a
-    true a outside of the span has, per outside direction, the variance sum_i (s / S_i)^2 (a . v_i)^2. It is
-    the upload itself that tells s: what no sum over so many tokens can explain.
-    """
-
-    columns: Tensor  # (values, tokens), the v_i, orthonormal
-    turned: Tensor  # (tokens,), s / S_i
-
-    @staticmethod
-    def of(gradient: Tensor, tokens: int) -> "Span":
-        """From a gradient (outputs, values) summed over tokens, fewer than outputs and values."""
-        _, singular, right = torch.linalg.svd(gradient, full_matrices=False)
-        free = (gradient.shape[0] - tokens) * (gradient.shape[1] - tokens)
-        noise = (singular[tokens:].square().sum() / max(free, 1)).sqrt()
-        return Span(right[:tokens].T.contiguous(), noise / singular[:tokens])
-
-    @property
-    def outside(self) -> int:
-        """Directions outside."""
-        return self.columns.shape[0] - self.columns.shape[1]
-
-    def remainder(self, rows: Tensor) -> Tensor:
-        """What of rows (rows, values) lies outside."""
-        return rows - (rows @ self.columns) @ self.columns.T
-
-    def expected(self, rows: Tensor) -> Tensor:
-        """(rows,) squared length of the remainder that rounding alone makes of true rows."""
-        return self.outside * (rows @ self.columns * self.turned).square().sum(dim=1)
-
-
-@dataclass(frozen=True)
-class Point:
+class PatchPoint:
     """The equations at some tokens: what their values and their derivatives need."""
 
     whitened: Tensor
@@ -88,11 +61,11 @@ class Point:
     outside_inputs: Tensor
     outside_activations: Tensor
 
-    def __getitem__(self, rows: Tensor) -> "Point":
+    def __getitem__(self, rows: Tensor) -> "PatchPoint":
         """Some of the tokens."""
-        return Point(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+        return PatchPoint(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
-    def replace(self, rows: Tensor, other: "Point", chosen: Tensor) -> None:
+    def replace(self, rows: Tensor, other: "PatchPoint", chosen: Tensor) -> None:
         """Write the chosen tokens of another point into rows of this one."""
         for name in self.__dataclass_fields__:
             getattr(self, name)[rows] = getattr(other, name)[chosen]
@@ -104,7 +77,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Equations:
+class PatchEquations:
     """Of one upload."""
 
     block: FirstBlock
@@ -160,15 +133,15 @@ class Equations:
         """(rows, dim): z of coefficients (rows, unknowns) at places (rows,)."""
         return self.start[places] + coefficients @ self.directions.T
 
-    def at(self, attended: Tensor) -> Point:
+    def at(self, attended: Tensor) -> PatchPoint:
         """The equations at z + o (rows, dim)."""
         whitened, deviation = self.block.norm2.whiten(attended)
         inputs = whitened * self.block.norm2.gain + self.block.norm2.bias
         before = self.block.fc1(inputs)
         after = gelu(before)
-        return Point(whitened, deviation, before, self.inputs.remainder(inputs), self.activations.remainder(after))
+        return PatchPoint(whitened, deviation, before, self.inputs.remainder(inputs), self.activations.remainder(after))
 
-    def noise(self, point: Point) -> Tensor:
+    def noise(self, point: PatchPoint) -> Tensor:
         """(rows,) length that rounding gives r at true tokens."""
         inputs = point.whitened * self.block.norm2.gain + self.block.norm2.bias
         expected = self.inputs.expected(inputs) + self.activations.expected(gelu(point.before_gelu))
@@ -179,7 +152,7 @@ class Equations:
         error: Tensor = LEVEL_WEIGHT * (coefficients @ self.level - 1) * self.mask[places]
         return error
 
-    def normal(self, point: Point, coefficients: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    def normal(self, point: PatchPoint, coefficients: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Gauss-Newton matrices (rows, unknowns, unknowns) and gradients (rows, unknowns), o held fixed.
 
         The gradients are exact, as they decide where the iteration ends. The matrices decide only how fast
@@ -197,7 +170,7 @@ class Equations:
         matrices += (level.square() * self.level)[:, :, None] * self.level
         return matrices, self.gradient(point) + level * self.level_error(coefficients, places)[:, None] * self.level
 
-    def gradient(self, point: Point) -> Tensor:
+    def gradient(self, point: PatchPoint) -> Tensor:
         """(rows, unknowns), J^T r without J and without the level's."""
         after = point.outside_activations * gelu_slope(point.before_gelu)
         white = after @ self._gained + point.outside_inputs * self.block.norm2.gain
@@ -205,7 +178,7 @@ class Equations:
         gradient: Tensor = ((white - point.whitened * along) / point.deviation) @ self._centred
         return gradient
 
-    def jacobians(self, point: Point) -> tuple[Tensor, Tensor]:
+    def jacobians(self, point: PatchPoint) -> tuple[Tensor, Tensor]:
         """(dim, rows, unknowns) of h and (hidden, rows, unknowns) of a, float32."""
         white = point.whitened
         along = (white @ self._centred / white.shape[1]).float()  # layer normalisation removes it
@@ -217,7 +190,7 @@ class Equations:
         return inputs, slopes * (self._expanded.float()[:, None] - bent * along)
 
     @cached_property
-    def freed(self) -> "Equations":
+    def freed(self) -> "PatchEquations":
         """The same equations for z + o itself, wherever attention may have taken it.
 
         h lies in a known span, so that z + o lies in the span of what norm2 makes h of, and the vector of
@@ -250,7 +223,7 @@ def _gram_outside(jacobian: Tensor, span: Span) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Known:
+class PatchSet:
     """Tokens taken as known besides the class token, by the coefficients (rows, unknowns) of their patches."""
 
     places: Tensor  # (visible,) places of patches that are not masked
@@ -262,16 +235,16 @@ class Known:
         """Of the visible patches, then of the masked ones."""
         return torch.cat([self.visible, self.masked])
 
-    def moved(self, coefficients: Tensor) -> "Known":
+    def moved(self, coefficients: Tensor) -> "PatchSet":
         """The same patches at other coefficients."""
-        return Known(self.places, coefficients[: len(self.places)], coefficients[len(self.places) :])
+        return PatchSet(self.places, coefficients[: len(self.places)], coefficients[len(self.places) :])
 
-    def all_places(self, setup: Equations) -> Tensor:
+    def all_places(self, setup: PatchEquations) -> Tensor:
         """Of its coefficients; of masked patches any place in the hole."""
         return torch.cat([self.places, setup.hole[: len(self.masked)]])
 
 
-def attended(setup: Equations, known: Known, counts: Tensor | None = None) -> Attended:
+def attended(setup: PatchEquations, known: PatchSet, counts: Tensor | None = None) -> Attended:
     """The map z -> z + o(z), with o from the keys and values of what is known, and a common correction.
 
     As long as tokens are missing, o is off by nearly the same vector everywhere. The mean of o with the
@@ -293,7 +266,7 @@ def attended(setup: Equations, known: Known, counts: Tensor | None = None) -> At
     return lambda tokens: tokens + block.attention(tokens, looked_at) + correction
 
 
-def equations(upload: Upload, facts: LinearFacts, model: VitClassifier) -> Equations:
+def equations(upload: Upload, facts: LinearFacts, model: VitClassifier) -> PatchEquations:
     """Set them up from the upload and its linear facts."""
     block = first_block(model)
     positions, unknown, class_token, embedding, bias = (
@@ -311,10 +284,10 @@ def equations(upload: Upload, facts: LinearFacts, model: VitClassifier) -> Equat
     bias_gradient = on_device(upload, PROJ_BIAS, model)
     direction = bias_gradient / bias_gradient.square().sum()
     tokens = 1 + len(facts.mask)
-    return Equations(
+    return PatchEquations(
         block=block,
         mask=facts.mask,
-        start=facts.known @ embedding.T + placed,
+        start=facts.outside @ embedding.T + placed,
         directions=embedding @ facts.basis.T,
         level=facts.basis @ facts.level,
         class_token=class_token[0] + positions[0, :1],

@@ -9,14 +9,14 @@ carries its own proof, before the others are known.
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.mjp.span.equations import LEVEL_WEIGHT, Equations
+from fedmjp.attacks.mjp.span.equations import LEVEL_WEIGHT, PatchEquations
 from fedmjp.attacks.mjp.span.minimise import Pull, Steps, Zeros, minimise
 
 LEASH = (0.1, 1e-3)  # weight of the distance to where the attention would have it
 STEPS = Steps(5, enough=1e-2)
 
 
-def free(equations: Equations, attended: Tensor) -> Zeros:
+def free(equations: PatchEquations, attended: Tensor) -> Zeros:
     """Release tokens from the attention that was assumed: start at z + o (rows, dim), go where the equations lead.
 
     A weak leash keeps what the coefficients cannot reach near where it was. Gives zeros of the freed equations.
@@ -33,7 +33,7 @@ def free(equations: Equations, attended: Tensor) -> Zeros:
     return zeros
 
 
-def coefficients_of(equations: Equations, places: Tensor, freed: Tensor, attention: Tensor) -> Tensor:
+def coefficients_of(equations: PatchEquations, places: Tensor, freed: Tensor, attention: Tensor) -> Tensor:
     """(rows, unknowns) of patches at places (rows,), from z + o up to shift and scale, which norm2 hides, and o.
 
     Solves z + o = scale * freed + shift, of masked ones with the level's equation, for coefficients, scale and shift.

@@ -17,7 +17,7 @@ from torch.func import vjp
 
 from fedmjp.attacks.linear_systems import NEGLIGIBLE
 from fedmjp.attacks.mjp.closing import conjugate_gradients
-from fedmjp.attacks.mjp.span.equations import Equations, Known, attended
+from fedmjp.attacks.mjp.span.equations import PatchEquations, PatchSet, attended
 from fedmjp.attacks.mjp.span.minimise import HARDER, SOFTER, Pull
 
 TRIALS = 4
@@ -29,8 +29,8 @@ CONJUGATE, TOLERANCE = 20, 0.03  # steps of conjugate gradients, and where they 
 class _Problem:
     """All known patches; ``values`` are the coefficients of the visible ones, then of the masked ones."""
 
-    equations: Equations
-    known: Known
+    equations: PatchEquations
+    known: PatchSet
     pull: Pull | None
 
     @property
@@ -94,8 +94,8 @@ def transpose_of(function: Callable[[Tensor], Tensor], values: Tensor) -> tuple[
 
 
 def solve_jointly(
-    equations: Equations, known: Known, *, steps: int, pull: Pull | None = None, damping: float = 1e-3
-) -> tuple[Known, Tensor]:
+    equations: PatchEquations, known: PatchSet, *, steps: int, pull: Pull | None = None, damping: float = 1e-3
+) -> tuple[PatchSet, Tensor]:
     """Minimise the sum of |r|^2 over all known patches; the patches, and (visible + masked,) their residuals."""
     problem, values = _Problem(equations, known, pull), known.coefficients
     residuals = problem.residuals(values)

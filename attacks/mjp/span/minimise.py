@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedmjp.attacks.linear_systems import positive_solution
-from fedmjp.attacks.mjp.span.equations import Attended, Equations, Point
+from fedmjp.attacks.mjp.span.equations import Attended, PatchEquations, PatchPoint
 
 TRIALS = 3  # of larger damping before an iteration is given up
 SOFTER, HARDER = 0.2, 10.0
@@ -100,7 +100,7 @@ class Steps:
 
 
 def minimise(
-    equations: Equations,
+    equations: PatchEquations,
     coefficients: Tensor,
     places: Tensor,
     attended: Attended,
@@ -113,7 +113,7 @@ def minimise(
     some hundredths of what z does.
     """
 
-    def evaluate(trial: Tensor, rows: Tensor) -> tuple[Point, Tensor, Tensor]:
+    def evaluate(trial: Tensor, rows: Tensor) -> tuple[PatchPoint, Tensor, Tensor]:
         point = equations.at(attended(equations.tokens(trial, places[rows])))
         cost = point.cost + equations.level_error(trial, places[rows]).square()
         return point, cost, cost if merit is None else merit.value(cost, trial, rows)

@@ -36,7 +36,7 @@ class Naturalness:
 
     def patches(self, coefficients: Tensor, places: Tensor) -> Tensor:
         """(rows, values) of coefficients (rows, unknowns) at places (rows,)."""
-        return self.affine.known[places] + coefficients @ self.affine.basis
+        return self.affine.fixed[places] + coefficients @ self.affine.basis
 
     def excess(self, coefficients: Tensor, places: Tensor) -> Tensor:
         """(rows,) by how much the worst pixel leaves [0, 1]."""
@@ -46,7 +46,7 @@ class Naturalness:
 
     def nearest(self, patches: Tensor, place: int) -> Tensor:
         """(rows, unknowns) of the possible patches at a visible place that come nearest to patches (rows, values)."""
-        solved: Tensor = torch.linalg.solve(self.metric, ((patches - self.affine.known[place]) @ self.precision).mT).mT
+        solved: Tensor = torch.linalg.solve(self.metric, ((patches - self.affine.fixed[place]) @ self.precision).mT).mT
         return solved
 
     def draw(self, count: int, place: int, generator: torch.Generator) -> Tensor:

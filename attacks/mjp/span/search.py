@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.mjp.span.apart import Apart
+from fedmjp.attacks.mjp.span.apart import SeparationMerit
 from fedmjp.attacks.mjp.span.counts import with_copies
-from fedmjp.attacks.mjp.span.equations import Attended, Equations, Known, attended
+from fedmjp.attacks.mjp.span.equations import Attended, PatchEquations, PatchSet, attended
 from fedmjp.attacks.mjp.span.free import coefficients_of, free
 from fedmjp.attacks.mjp.span.joint import solve_jointly
 from fedmjp.attacks.mjp.span.minimise import Steps, Zeros, minimise
@@ -16,8 +16,8 @@ from fedmjp.attacks.mjp.span.naturalness import Naturalness
 from fedmjp.attacks.mjp.span.separation import polished, separate
 from fedmjp.attacks.mjp.span.starts import Kind, starts
 from fedmjp.attacks.mjp.span.tokens import settle, suffice
-from fedmjp.attacks.mjp.span.unseen import Tokens
-from fedmjp.attacks.mjp.span.visible import SMALL, Visible, judged, known, restarted, solve_visible
+from fedmjp.attacks.mjp.span.unseen import CompletePatches
+from fedmjp.attacks.mjp.span.visible import SMALL, VisiblePatches, judged, known, restarted, solve_visible
 
 STARTS = 48  # per round
 FAR = Steps(14, damping=1e-2)
@@ -33,7 +33,7 @@ REFRESH, FINISH = 4, 6  # steps of the joint iteration
 NEAR = Steps(10, damping=1e-4)
 
 
-class Search:
+class SpanSearch:
     """One attempt on one upload, from the tokens (met, dim) that it states, or from a natural picture.
 
     ``start`` are that picture's coefficients (visible, unknowns). ``visible`` and ``masked`` are what is known of the
@@ -43,7 +43,7 @@ class Search:
 
     def __init__(
         self,
-        equations: Equations,
+        equations: PatchEquations,
         naturalness: Naturalness,
         start: Tensor,
         tokens: Tensor,
@@ -54,14 +54,14 @@ class Search:
         self.masked, self.proofs = Zeros.at(start[:0]), Zeros.at(equations.freed.directions[:0])
         began = time.thread_time()
         self.stated = suffice(equations, tokens)
-        self.apart: Tokens | None = None
+        self.apart: CompletePatches | None = None
         if self.stated:
             self._begin_at(tokens, start)
         else:
             self.visible = solve_visible(equations, naturalness, start, generator)
         self.reserve = time.thread_time() - began
 
-    def go(self) -> tuple[Known, int]:
+    def go(self) -> tuple[PatchSet, int]:
         """All visible patches, and as many masked ones as there are, unless none was found; and how many were.
 
         The last ones are stand-ins or copies of those that were. The search leaves as much time as it took to begin, in
@@ -98,7 +98,7 @@ class Search:
         coefficients, good = start.clone(), torch.zeros_like(equations.visible, dtype=torch.bool)
         coefficients[settled.rows], good[settled.rows] = settled.known.visible, True
         residual = equations.at(settled.attended(equations.tokens(coefficients, equations.visible))).cost.sqrt()
-        self.visible = Visible(coefficients, residual, good)
+        self.visible = VisiblePatches(coefficients, residual, good)
         slots = equations.hole[:1].expand(len(settled.known.masked))
         possible = self.naturalness.excess(settled.known.masked, slots) < FOREIGN
         masked, slots = settled.known.masked[possible], slots[possible]
@@ -116,7 +116,7 @@ class Search:
         there = known(equations, self.visible, masked.coefficients)
         with_attention = attended(equations, there)
         slots = equations.hole[:1].expand(len(begun))
-        apart = Apart.of(equations, there, with_attention) if kind is None else None
+        apart = SeparationMerit.of(equations, there, with_attention) if kind is None else None
         ended = minimise(equations, begun, slots, with_attention, FAR, apart)
         ended = ended[ended.residual < PLAUSIBLE * max(self.visible.median, SMALL)]
         ended = ended[ended.distinct(masked, SAME)]
@@ -152,12 +152,12 @@ class Search:
         with_attention = attended(equations, known(equations, visible, solved.masked))
         self.visible = restarted(equations, self.naturalness, visible, with_attention, self.generator)
 
-    def _finished(self) -> Known:
+    def _finished(self) -> PatchSet:
         """All visible patches, outliers or not, and the masked ones, with nothing else in the attention."""
         equations, masked = self.equations, self.masked.coefficients
         if self.apart is not None:  # what is nearly alike would become one if it were solved together
             return self.apart.all(equations)
-        seen = with_copies(equations, Known(equations.visible, self.visible.coefficients, masked))
+        seen = with_copies(equations, PatchSet(equations.visible, self.visible.coefficients, masked))
         seen, _ = solve_jointly(equations, seen, steps=FINISH)
         there = attended(equations, seen)
         moved = minimise(equations, seen.coefficients, seen.all_places(equations), there, NEAR)

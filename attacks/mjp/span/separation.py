@@ -13,15 +13,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.mjp.span.apart import Apart
+from fedmjp.attacks.mjp.span.apart import SeparationMerit
 from fedmjp.attacks.mjp.span.counts import with_copies
-from fedmjp.attacks.mjp.span.equations import Attended, Equations, Known
+from fedmjp.attacks.mjp.span.equations import Attended, PatchEquations, PatchSet
 from fedmjp.attacks.mjp.span.minimise import Steps, minimise
 from fedmjp.attacks.mjp.span.naturalness import Naturalness
 from fedmjp.attacks.mjp.span.starts import Kind, starts
 from fedmjp.attacks.mjp.span.tangents import starts_beside
-from fedmjp.attacks.mjp.span.unseen import Tokens, fitted
-from fedmjp.attacks.mjp.span.visible import IMPOSSIBLE, Visible, known, restarted
+from fedmjp.attacks.mjp.span.unseen import CompletePatches, fitted
+from fedmjp.attacks.mjp.span.visible import IMPOSSIBLE, VisiblePatches, known, restarted
 
 STARTS, VALUES = 192, 10_000  # most starts of a round, and most unknowns of all of them
 FAR, MASKED = Steps(25, damping=1e-2), Steps(6, damping=1e-3)
@@ -35,24 +35,24 @@ UNUSUAL = 3.0  # times the median of the residuals, in units of rounding's: more
 
 
 @dataclass(frozen=True)
-class Level:
+class AcceptanceLevel:
     """What a new token must fulfil."""
 
     merit: float
     noise: float  # its residual, in units of rounding's, or of the visible ones' median if attention is not that good
 
 
-LEVELS = (Level(0.01, 2.0), Level(0.03, 4.0))
+LEVELS = (AcceptanceLevel(0.01, 2.0), AcceptanceLevel(0.03, 4.0))
 
 
 def separate(
-    equations: Equations,
+    equations: PatchEquations,
     naturalness: Naturalness,
-    visible: Visible,
+    visible: VisiblePatches,
     masked: Tensor,
     natural: Tensor,
     generator: torch.Generator,
-) -> Tokens:
+) -> CompletePatches:
     """All tokens, the masked ones that are found told apart, from visible ones and some masked ones.
 
     ``natural`` (visible, unknowns) are in the place of visible patches that no picture has.
@@ -76,25 +76,27 @@ def separate(
     return _repaired(equations, naturalness, tokens, natural, generator)
 
 
-def _with_copies(equations: Equations, visible: Visible, masked: Tensor, generator: torch.Generator) -> Tokens:
+def _with_copies(
+    equations: PatchEquations, visible: VisiblePatches, masked: Tensor, generator: torch.Generator
+) -> CompletePatches:
     """With copies of these masked patches, stirred as equal ones would stay equal, as stand-ins for the others."""
     copies = with_copies(equations, known(equations, visible, masked)).masked[len(masked) :]
     noise = torch.randn(copies.shape, generator=generator, dtype=torch.float64).to(copies)
     size = STIRRED * copies.norm(dim=1, keepdim=True) / copies.shape[1] ** 0.5
-    return Tokens(visible, masked, copies + size * noise, copies)
+    return CompletePatches(visible, masked, copies + size * noise, copies)
 
 
 def _round(
-    equations: Equations,
+    equations: PatchEquations,
     naturalness: Naturalness,
-    tokens: Tokens,
-    level: Level,
+    tokens: CompletePatches,
+    level: AcceptanceLevel,
     kind: Kind | Literal["beside"],
     generator: torch.Generator,
 ) -> Tensor:
     """(new, unknowns) masked patches that one set of starts leads to."""
     there, masked, with_attention = tokens.found(equations), tokens.masked, tokens.attended(equations)
-    apart = Apart.of(equations, there, with_attention)
+    apart = SeparationMerit.of(equations, there, with_attention)
     count = min(STARTS, max(VALUES // equations.unknowns, 1))
     if kind == "beside":
         pixel = float((naturalness.white - naturalness.black).mean())
@@ -115,36 +117,42 @@ def _round(
         if not merits[best] < level.merit:
             break
         new = torch.cat([new, candidates[best][None]])
-        apart = Apart.of(equations, known(equations, tokens.visible, torch.cat([masked, new])), with_attention)
+        apart = SeparationMerit.of(
+            equations, known(equations, tokens.visible, torch.cat([masked, new])), with_attention
+        )
     return new
 
 
-def polished(equations: Equations, tokens: Tokens) -> Tokens:
+def polished(equations: PatchEquations, tokens: CompletePatches) -> CompletePatches:
     """Masked patches minimised one by one, apart from all others, and before and after it all others fitted to them."""
     tokens = fitted(equations, tokens, FITTED)
     there, with_attention = tokens.found(equations), tokens.attended(equations)
-    apart = Apart.of(equations, there, with_attention).among(there)
+    apart = SeparationMerit.of(equations, there, with_attention).among(there)
     places = equations.hole[:1].expand(len(tokens.masked))
     masked = minimise(equations, tokens.masked, places, with_attention, MASKED, apart).coefficients
     return fitted(equations, replace(tokens, masked=masked), FITTED)
 
 
-def _possible(equations: Equations, naturalness: Naturalness, masked: Tensor) -> Tensor:
+def _possible(equations: PatchEquations, naturalness: Naturalness, masked: Tensor) -> Tensor:
     """(masked,) bool: which masked patches some picture may have."""
     return naturalness.excess(masked, equations.hole[:1].expand(len(masked))) < IMPOSSIBLE
 
 
-def _merits(equations: Equations, tokens: Tokens) -> Tensor:
+def _merits(equations: PatchEquations, tokens: CompletePatches) -> Tensor:
     """(found,) of each known masked patch, apart from all others."""
     masked, there, with_attention = tokens.masked, tokens.found(equations), tokens.attended(equations)
     cost = _cost_and_noise(equations, masked, equations.hole[:1].expand(len(masked)), with_attention)[0]
     rows = torch.arange(len(masked), device=masked.device)
-    return Apart.of(equations, there, with_attention).among(there).value(cost, masked, rows)
+    return SeparationMerit.of(equations, there, with_attention).among(there).value(cost, masked, rows)
 
 
 def _repaired(
-    equations: Equations, naturalness: Naturalness, tokens: Tokens, natural: Tensor, generator: torch.Generator
-) -> Tokens:
+    equations: PatchEquations,
+    naturalness: Naturalness,
+    tokens: CompletePatches,
+    natural: Tensor,
+    generator: torch.Generator,
+) -> CompletePatches:
     """Start visible patches again that do not fit, and polish all if there were any."""
     visible, with_attention = tokens.visible, tokens.attended(equations)
     cost, noise = _cost_and_noise(equations, visible.coefficients, equations.visible, with_attention)
@@ -153,7 +161,7 @@ def _repaired(
     good = visible.good & usual & (naturalness.excess(visible.coefficients, equations.visible) < IMPOSSIBLE)
     if good.all() or equations.time_is_up():
         return tokens
-    begun = Visible(visible.coefficients, cost.sqrt(), good)
+    begun = VisiblePatches(visible.coefficients, cost.sqrt(), good)
     again = restarted(equations, naturalness, begun, with_attention, generator)
     impossible = naturalness.excess(begun.coefficients, equations.visible) >= IMPOSSIBLE
     better = (impossible | (again.residual < BETTER * begun.residual))[:, None]
@@ -162,21 +170,23 @@ def _repaired(
     return polished(equations, replace(tokens, visible=repaired))
 
 
-def _as_pictures_are(equations: Equations, naturalness: Naturalness, visible: Visible, natural: Tensor) -> Visible:
+def _as_pictures_are(
+    equations: PatchEquations, naturalness: Naturalness, visible: VisiblePatches, natural: Tensor
+) -> VisiblePatches:
     """With natural patches in place of what no picture has, which is not good."""
     possible = naturalness.excess(visible.coefficients, equations.visible) < IMPOSSIBLE
     coefficients = torch.where(possible[:, None], visible.coefficients, natural)
-    return Visible(coefficients, visible.residual, visible.good & possible)
+    return VisiblePatches(coefficients, visible.residual, visible.good & possible)
 
 
-def _relative(equations: Equations, there: Known, with_attention: Attended) -> Tensor:
+def _relative(equations: PatchEquations, there: PatchSet, with_attention: Attended) -> Tensor:
     """(visible,) residuals in units of what rounding makes of them."""
     cost, noise = _cost_and_noise(equations, there.visible, there.places, with_attention)
     return cost.sqrt() / noise
 
 
 def _cost_and_noise(
-    equations: Equations, coefficients: Tensor, places: Tensor, with_attention: Attended
+    equations: PatchEquations, coefficients: Tensor, places: Tensor, with_attention: Attended
 ) -> tuple[Tensor, Tensor]:
     """(rows,) cost of patches, and the length that rounding makes of their residual."""
     point = equations.at(with_attention(equations.tokens(coefficients, places)))

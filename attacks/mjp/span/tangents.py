@@ -7,8 +7,8 @@ in which the first is small against the sum of both lead to a missing token, or 
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.mjp.span.apart import Apart
-from fedmjp.attacks.mjp.span.equations import Equations
+from fedmjp.attacks.mjp.span.apart import SeparationMerit
+from fedmjp.attacks.mjp.span.equations import PatchEquations
 
 DIRECTIONS = 6  # per patch
 NEAREST, FARTHEST = 0.01, 0.1  # root mean square that starts are away, of 1
@@ -16,7 +16,12 @@ FLOAT32 = 2.0**-20  # of the largest strength: what matrices formed in float32 r
 
 
 def starts_beside(
-    equations: Equations, apart: Apart, masked: Tensor, pixel: float, count: int, generator: torch.Generator
+    equations: PatchEquations,
+    apart: SeparationMerit,
+    masked: Tensor,
+    pixel: float,
+    count: int,
+    generator: torch.Generator,
 ) -> Tensor:
     """(at most count, unknowns): both ways along those directions from known patches that promise most.
 
@@ -34,7 +39,7 @@ def starts_beside(
     return chosen
 
 
-def directions_from(equations: Equations, apart: Apart, masked: Tensor) -> tuple[Tensor, Tensor]:
+def directions_from(equations: PatchEquations, apart: SeparationMerit, masked: Tensor) -> tuple[Tensor, Tensor]:
     """(masked, unknowns) shares of the cost in the sum, ascending, and unit directions (masked, unknowns, unknowns)."""
     places = equations.hole[:1].expand(len(masked))
     point = equations.at(apart.attended(equations.tokens(masked, places)))

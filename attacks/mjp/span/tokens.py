@@ -1,7 +1,7 @@
 """Where the tokens belong that the first MLP states one by one, and with them the patches of one upload.
 
 The gradients of the first MLP single out every token behind the first attention, masked or not, without any other fact
-(``fedmjp.attacks.first_mlp``): each z_t + o_t, but for the scale and the shift that norm2 hides. Here z_t = s_t + Z
+(``fedmjp.attacks.first_block``): each z_t + o_t, but for the scale and the shift that norm2 hides. Here z_t = s_t + Z
 c_t with
 few unknowns c_t, and o_t is nearly the same for all. So what of a token lies outside of Z tells its place: one of the
 visible ones, the hole, where all masked ones are alike, or the class token's. Its coefficients follow by least squares,
@@ -15,11 +15,11 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedmjp.attacks.base import on_device
-from fedmjp.attacks.first_mlp.equations import Equations as MlpEquations
-from fedmjp.attacks.first_mlp.search import meet
-from fedmjp.attacks.first_mlp.tokens import FC1_WEIGHT, FC2_WEIGHT, centred
-from fedmjp.attacks.mjp.span.block import linear_of
-from fedmjp.attacks.mjp.span.equations import Attended, Equations, Known, attended
+from fedmjp.attacks.first_block.block import FC1_WEIGHT, FC2_WEIGHT, linear_of
+from fedmjp.attacks.first_block.equations import TokenEquations
+from fedmjp.attacks.first_block.search import meet
+from fedmjp.attacks.first_block.tokens import centred
+from fedmjp.attacks.mjp.span.equations import Attended, PatchEquations, PatchSet, attended
 from fedmjp.attacks.mjp.span.free import coefficients_of
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload
@@ -31,30 +31,30 @@ PASSES = 3  # in which coefficients and attention follow from each other
 
 
 def stated_tokens(
-    upload: Upload, equations: Equations, model: VitClassifier, until: float, generator: torch.Generator
+    upload: Upload, equations: PatchEquations, model: VitClassifier, until: float, generator: torch.Generator
 ) -> Tensor:
     """Whitened tokens (met, dim) behind the first attention, in no order, that are met before the time is up."""
     first, second = (on_device(upload, name, model) for name in (FC1_WEIGHT, FC2_WEIGHT))
     count = 1 + len(equations.mask)
-    of_mlp = MlpEquations(equations.block, linear_of(model, "0.mlp.fc2"), first, second, count, until)
+    of_mlp = TokenEquations(equations.block, linear_of(model, "0.mlp.fc2"), first, second, count, until)
     return meet(of_mlp, ROUNDS, STARTS, generator, dry_rounds=DRY)
 
 
-def suffice(equations: Equations, tokens: Tensor) -> bool:
+def suffice(equations: PatchEquations, tokens: Tensor) -> bool:
     """Whether a search can begin at so many tokens: each proves itself, but attention needs most of them."""
     return len(tokens) > MOST * (1 + len(equations.mask))
 
 
 @dataclass(frozen=True)
-class Settled:
+class PlacedPatches:
     """Tokens in their places."""
 
-    known: Known  # visible patches that have a token, and masked ones
+    known: PatchSet  # visible patches that have a token, and masked ones
     rows: Tensor  # (visible with a token,) which these are of ``Equations.visible``
     attended: Attended  # what these patches make of the attention
 
 
-def settle(equations: Equations, whitened: Tensor) -> Settled:
+def settle(equations: PatchEquations, whitened: Tensor) -> PlacedPatches:
     """Patches of tokens (tokens, dim), each in a place of its own."""
     visible, hidden, hole = equations.visible, equations.unknowns, equations.hole[:1]
     mean = equations.mean_attention / equations.shares.sum()
@@ -67,14 +67,14 @@ def settle(equations: Equations, whitened: Tensor) -> Settled:
     places = torch.cat([visible[rows], hole.expand(int(masked.sum()))])
     coefficients = coefficients_of(equations, places, after, mean.expand(len(after), -1))
     for _ in range(PASSES):
-        known = Known(visible[rows], coefficients[: len(rows)], coefficients[len(rows) :])
+        known = PatchSet(visible[rows], coefficients[: len(rows)], coefficients[len(rows) :])
         with_attention, entering = attended(equations, known), equations.tokens(coefficients, places)
         coefficients = coefficients_of(equations, places, after, with_attention(entering) - entering)
     known = known.moved(coefficients)
-    return Settled(known, rows, attended(equations, known))
+    return PlacedPatches(known, rows, attended(equations, known))
 
 
-def _costs(equations: Equations, whitened: Tensor, attention: Tensor) -> Tensor:
+def _costs(equations: PatchEquations, whitened: Tensor, attention: Tensor) -> Tensor:
     """(tokens, visible + 2) how far, as a logarithm, a token is from each visible place, the hole and the class token.
 
     The squared distance of z + o from the multiples of the token, outside of what coefficients and a shift reach.

@@ -15,10 +15,10 @@ from torch.func import jacfwd
 
 from fedmjp.attacks.linear_systems import NEGLIGIBLE
 from fedmjp.attacks.mjp.closing import conjugate_gradients
-from fedmjp.attacks.mjp.span.equations import LEVEL_WEIGHT, Attended, Equations, Known, Point, attended
+from fedmjp.attacks.mjp.span.equations import LEVEL_WEIGHT, Attended, PatchEquations, PatchPoint, PatchSet, attended
 from fedmjp.attacks.mjp.span.joint import transpose_of
 from fedmjp.attacks.mjp.span.minimise import HARDER, SOFTER
-from fedmjp.attacks.mjp.span.visible import Visible, known
+from fedmjp.attacks.mjp.span.visible import VisiblePatches, known
 
 TRIALS, DAMPING = 4, 1e-3
 ENOUGH = 0.01  # the iteration ends when the cost falls by less than this share
@@ -29,33 +29,33 @@ FIRM = 1e-6  # of its mean diagonal, always added to it: hardly determined direc
 
 
 @dataclass(frozen=True)
-class Tokens:
+class CompletePatches:
     """All patches of a picture: those that have been found, and stand-ins for the others."""
 
-    visible: Visible  # those that are not good are stand-ins
+    visible: VisiblePatches  # those that are not good are stand-ins
     masked: Tensor  # (found, unknowns)
     unseen: Tensor  # (missing, unknowns) stand-ins for masked ones
     around: Tensor  # what these are expected to resemble
 
-    def found(self, equations: Equations) -> Known:
+    def found(self, equations: PatchEquations) -> PatchSet:
         """Those that fulfil their own equations."""
         return known(equations, self.visible, self.masked)
 
-    def all(self, equations: Equations) -> Known:
+    def all(self, equations: PatchEquations) -> PatchSet:
         """All of them."""
-        return Known(equations.visible, self.visible.coefficients, torch.cat([self.masked, self.unseen]))
+        return PatchSet(equations.visible, self.visible.coefficients, torch.cat([self.masked, self.unseen]))
 
-    def attended(self, equations: Equations) -> Attended:
+    def attended(self, equations: PatchEquations) -> Attended:
         """The map z -> z + o(z), with all of them in the attention."""
         return attended(equations, self.all(equations))
 
-    def without(self, dropped: Tensor) -> "Tokens":
+    def without(self, dropped: Tensor) -> "CompletePatches":
         """With the dropped (found,) masked patches as stand-ins."""
         unseen, around = (torch.cat([rows, self.masked[dropped]]) for rows in (self.unseen, self.around))
-        return Tokens(self.visible, self.masked[~dropped], unseen, around)
+        return CompletePatches(self.visible, self.masked[~dropped], unseen, around)
 
 
-def fitted(equations: Equations, tokens: Tokens, steps: int) -> Tokens:
+def fitted(equations: PatchEquations, tokens: CompletePatches, steps: int) -> CompletePatches:
     """Move stand-ins, and good visible patches with them, to where the visible patches' equations hold best."""
     if not tokens.visible.good.any() or not len(tokens.masked) + len(tokens.unseen):
         return tokens
@@ -85,7 +85,7 @@ def fitted(equations: Equations, tokens: Tokens, steps: int) -> Tokens:
 class _Problem:
     """``values`` are the coefficients of good visible patches, which are ``stated``, then those of all stand-ins."""
 
-    def __init__(self, equations: Equations, tokens: Tokens) -> None:
+    def __init__(self, equations: PatchEquations, tokens: CompletePatches) -> None:
         self.equations, self.tokens = equations, tokens
         whole, good = tokens.all(equations), tokens.visible.good
         self.whole, self.places = whole.coefficients, whole.all_places(equations)
@@ -109,7 +109,7 @@ class _Problem:
         pulled = self.pull * (whole[len(whole) - len(self.tokens.around) :] - self.tokens.around)
         return torch.cat([self._outside(whole, self.stated, self.weights), level, pulled.flatten()])
 
-    def moved(self, values: Tensor) -> Tokens:
+    def moved(self, values: Tensor) -> CompletePatches:
         """The tokens at these values."""
         whole, visible = self._with(values), self.tokens.visible
         seen, found = len(visible.good), len(self.tokens.masked)
@@ -157,7 +157,7 @@ class _Problem:
     def _with(self, values: Tensor) -> Tensor:
         return self.whole.index_copy(0, self.moving, values)
 
-    def _point(self, whole: Tensor, rows: Tensor) -> Point:
+    def _point(self, whole: Tensor, rows: Tensor) -> PatchPoint:
         """The equations of some rows, which attend to all."""
         equations = self.equations
         entering = equations.tokens(whole, self.places)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.mjp.span.equations import Attended, Equations, Known, attended
+from fedmjp.attacks.mjp.span.equations import Attended, PatchEquations, PatchSet, attended
 from fedmjp.attacks.mjp.span.joint import solve_jointly
 from fedmjp.attacks.mjp.span.minimise import Pull, Steps, minimise
 from fedmjp.attacks.mjp.span.naturalness import Naturalness
@@ -23,8 +23,8 @@ OTHERS, DRAWN = 12, 8  # solved patches from anywhere, and natural ones, that an
 
 
 @dataclass(frozen=True)
-class Visible:
-    """Where the visible patches stand, in the order of ``Equations.visible``."""
+class VisiblePatches:
+    """Where the visible patches stand, in the order of ``PatchEquations.visible``."""
 
     coefficients: Tensor  # (visible, unknowns)
     residual: Tensor  # (visible,)
@@ -37,23 +37,29 @@ class Visible:
 
 
 def judged(
-    equations: Equations, naturalness: Naturalness, coefficients: Tensor, residual: Tensor, with_attention: Attended
-) -> Visible:
+    equations: PatchEquations,
+    naturalness: Naturalness,
+    coefficients: Tensor,
+    residual: Tensor,
+    with_attention: Attended,
+) -> VisiblePatches:
     """Tell outliers: a residual far above the others' that rounding does not explain, or pixels that cannot be."""
     possible = naturalness.excess(coefficients, equations.visible) <= IMPOSSIBLE
     noise = equations.noise(equations.at(with_attention(equations.tokens(coefficients, equations.visible))))
     usual = residual <= (ROUNDING * noise).clamp(min=max(UNUSUAL * float(residual.median()), SMALL))
-    return Visible(coefficients, residual, possible & usual)
+    return VisiblePatches(coefficients, residual, possible & usual)
 
 
-def known(equations: Equations, visible: Visible, masked: Tensor) -> Known:
+def known(equations: PatchEquations, visible: VisiblePatches, masked: Tensor) -> PatchSet:
     """The good visible patches and some masked ones, to attend to."""
-    return Known(equations.visible[visible.good], visible.coefficients[visible.good], masked)
+    return PatchSet(equations.visible[visible.good], visible.coefficients[visible.good], masked)
 
 
-def solve_visible(equations: Equations, naturalness: Naturalness, start: Tensor, generator: torch.Generator) -> Visible:
+def solve_visible(
+    equations: PatchEquations, naturalness: Naturalness, start: Tensor, generator: torch.Generator
+) -> VisiblePatches:
     """Solve for the visible patches from ``start`` (visible, unknowns), without any masked one."""
-    now = Known(equations.visible, start, start[:0])
+    now = PatchSet(equations.visible, start, start[:0])
     for weight in PULLS:
         pull = Pull(weight, start, naturalness.metric) if weight else None
         now, residual = solve_jointly(equations, now, steps=STEPS, pull=pull)
@@ -63,12 +69,12 @@ def solve_visible(equations: Equations, naturalness: Naturalness, start: Tensor,
 
 
 def restarted(
-    equations: Equations,
+    equations: PatchEquations,
     naturalness: Naturalness,
-    visible: Visible,
+    visible: VisiblePatches,
     with_attention: Attended,
     generator: torch.Generator,
-) -> Visible:
+) -> VisiblePatches:
     """Start outliers again from what their neighbours, other patches and natural ones look like."""
     outliers = (~visible.good).nonzero().flatten().tolist()
     if not outliers:
@@ -87,7 +93,7 @@ def restarted(
 
 
 def _starts(
-    equations: Equations, naturalness: Naturalness, visible: Visible, row: int, generator: torch.Generator
+    equations: PatchEquations, naturalness: Naturalness, visible: VisiblePatches, row: int, generator: torch.Generator
 ) -> Tensor:
     """(starts, unknowns) for one place: like good patches near it, and some from anywhere, or just natural."""
     grid, place = math.isqrt(len(equations.mask)), int(equations.visible[row])

@@ -8,5 +8,9 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, _context: Context) -> Message:
-    """Answer with nothing."""
+    """Answer with nothing.
+
+    Args:
+        message: From the probe's server.
+    """
     return Message(RecordDict(), reply_to=message)

@@ -17,7 +17,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedmjp.benchmarks.folder.study import TRIALS
-from fedmjp.benchmarks.leaderboard.entries import EXACT
 from fedmjp.benchmarks.leaderboard.headline import pictures
 from fedmjp.benchmarks.report import numbers
 from fedmjp.benchmarks.report.advice import USUAL_RATIO
@@ -29,6 +28,7 @@ from fedmjp.benchmarks.report.site.folders import MARK, file_in, find_studies
 from fedmjp.benchmarks.report.site.readme import README
 from fedmjp.benchmarks.report.site.studies import Study, read_and_publish
 from fedmjp.errors import FedmjpError, OutputError
+from fedmjp.metrics import EXACT
 
 # What a damaged or foreign folder makes of the functions that read it.
 UNREADABLE = (FedmjpError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, pa.ArrowException)

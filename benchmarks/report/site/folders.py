@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
-from fedmjp.benchmarks.folder.ledger import ABOUT
 from fedmjp.benchmarks.folder.output import OutputFolder
 from fedmjp.benchmarks.folder.study import TRIALS
+from fedmjp.benchmarks.plan.trial_plan import ABOUT
 from fedmjp.errors import OutputError
 
 MARK = ".fedmjp-site"  # lies in a site

@@ -1,0 +1,270 @@
+"""One upload whose embeddings were withheld: the first block's gradients alone state its tokens."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from typing_extensions import override
+
+from fedmjp.attacks.base import Attack, picture
+from fedmjp.attacks.first_block import block
+from fedmjp.attacks.first_block.block import FC1_WEIGHT, FC2_WEIGHT
+from fedmjp.attacks.first_block.certificate import CERTAIN, NetworkPass, body_tensors, passed
+from fedmjp.attacks.first_block.equations import Span, TokenEquations
+from fedmjp.attacks.first_block.joint import JointCost, refine
+from fedmjp.attacks.first_block.places import TokenEmbedding, by_slopes, in_place
+from fedmjp.attacks.first_block.search import beside, meet
+from fedmjp.attacks.first_block.starts import NaturalStarts
+from fedmjp.attacks.first_block.tokens import PartialTokens, centred, class_token, entering
+from fedmjp.attacks.labels import labels_of, mean_gradient
+from fedmjp.attacks.natural_patches import prior_refusal
+from fedmjp.attacks.token_gradients import positions_refusal
+from fedmjp.config import Config
+from fedmjp.errors import AttackFailedError
+from fedmjp.models import names
+from fedmjp.models.classifier import VitClassifier
+from fedmjp.records import Reconstruction, Upload
+from fedmjp.threat import ThreatModel
+
+MOST_UNKNOWNS = 3200  # of a joint search: its matrix is formed
+SEARCHED = 0.8  # of the time, for searches; what comes after them takes some 30 seconds of DeiT-S
+TURNS = 2  # in which tokens, their places and what fills the others follow from each other
+
+
+class FirstMlpOptions(Config):
+    """Budget of ``first_mlp`` and its variants."""
+
+    rounds: int = Field(25, ge=1, description="of the search for tokens, at most")
+    starts: int = Field(96, ge=1, description="points that each round starts from")
+    seconds: float = Field(
+        240.0, gt=0, allow_inf_nan=False, description="of work of one core, after which no search goes on"
+    )
+    steps: int = Field(15, ge=0, description="of the joint search at most, where one pays; 0 for none")
+
+
+class FirstMlp(Attack[VitClassifier]):
+    """Read tokens off the first block, whatever was done to the embeddings' gradients.
+
+    The gradients of the first MLP single out every token behind the first attention (``equations``), as a set, by
+    search from random points (``search``). The rest is linear: slopes, deviations and the attention's output, and so
+    the tokens that enter the block (``tokens``). Their order comes from the position embeddings, which the server
+    knows: a token in a wrong place makes an unnatural patch (``places``). What the patch embedding does not show of a
+    patch, because it has fewer dimensions than values, the prior of pictures fills. Where some tokens are not met,
+    those that are lead back one by one (``some``), and the prior fills the places that are left (``filling``). Small
+    pictures that are not certain by then are searched all at once (``joint``).
+
+    Searches end when the thread has worked for most of ``seconds``: what is met depends on the machine.
+
+    ``tokens_certified`` is 1 if these tokens, passed through the network, give the gradients of everything behind
+    them as they were uploaded. It speaks of them as a set: not of their order, nor of what no token shows.
+    """
+
+    name = "first_mlp"
+    paper = "ours: follows from the chain rule through the first MLP"
+    summary = "one upload without its embeddings: all tokens from the first block's gradients, then patches"
+    requires = (
+        "the gradient, or the weight delta of one step, of one picture, of everything behind the tokens; an "
+        "undefended pre-norm vision transformer with GELU, with fewer tokens than dimensions; an image size that the "
+        "prior knows"
+    )
+    exploits = "the first MLP's gradients span its activations; every token is an isolated point of that span"
+    options_type = FirstMlpOptions
+    stack = 1
+    optimises = True
+    uses_natural_patches = True
+    besides: ClassVar[tuple[str, ...]] = ()  # gradients of embeddings that it reads
+
+    def tensors(self, model: VitClassifier) -> Sequence[str]:
+        """Everything behind the tokens."""
+        return [*body_tensors(model), *self.besides]
+
+    def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
+        """Needs one step on one picture, the first block written out in ``block``, few tokens, and the prior."""
+        if threat.batch_size != 1 or (threat.local_steps != 1 and threat.update == "delta"):
+            return "needs one step on a single picture: more of either sums up more tokens than there are dimensions"
+        if refusal := positions_refusal(model):
+            return refusal
+        if model.defended or model.index_embedding is not None:
+            return "needs a model without MJP, whose masks and second embedding it does not know"
+        return block.refusal(model) or _rank_refusal(model) or prior_refusal(model)
+
+    @torch.no_grad()
+    @override
+    def reconstruct(
+        self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
+    ) -> Reconstruction:
+        began = time.thread_time()
+        gradients = {name: mean_gradient(upload, name, model, threat) for name in self.tensors(model)}
+        label = labels_of(upload, model, threat)[0]
+        first, fc2 = block.first_block(model), block.linear_of(model, "0.mlp.fc2")
+        equations = TokenEquations(first, fc2, gradients[FC1_WEIGHT], gradients[FC2_WEIGHT], 1 + model.grid**2)
+        equations = replace(equations, until=began + SEARCHED * self.options.seconds)
+        draw = NaturalStarts.of(model).draw
+        met = meet(equations, self.options.rounds, self.options.starts, generator, draw=draw)
+        entrance, steps = TokenEmbedding.of(model), 0
+        if not len(met):
+            raise AttackFailedError(f"{self.name}: no token was met in {self.options.seconds:g} seconds of work")
+        if len(met) < equations.count:
+            patches = self._of_some(met, equations, gradients, entrance, model, label, threat)
+            through = self._through(model, gradients, entrance.tokens(patches), label, threat)
+        else:
+            tokens = _of_all(met, gradients, model)
+            through = self._through(model, gradients, tokens, label, threat)
+            patches = self._patches(tokens, through.slopes[1:], gradients, entrance, model)
+        if through.residual > CERTAIN and patches.numel() <= MOST_UNKNOWNS and self.options.steps:
+            patches, steps = self._refined(patches, equations, gradients, entrance, model)
+            through = self._through(model, gradients, entrance.tokens(patches), label, threat)
+        certified = through.residual <= CERTAIN
+        return Reconstruction(
+            picture(patches, model),
+            {
+                "tokens_certified": float(certified),
+                "residual": through.residual,
+                "tokens_met": float(len(met)),
+                "steps": float(steps),
+                "seconds": time.thread_time() - began,
+            },
+        )
+
+    def _of_some(
+        self,
+        met: Tensor,
+        equations: TokenEquations,
+        gradients: Mapping[str, Tensor],
+        entrance: TokenEmbedding,
+        model: VitClassifier,
+        label: int,
+        threat: ThreatModel,
+    ) -> Tensor:
+        """Patches (patches, values) behind the tokens met, most natural ones in places that are left."""
+        some = PartialTokens.of(equations, gradients, met, model)
+        met = met[some.kept]
+        if not len(met):
+            raise AttackFailedError(f"{self.name}: no token but the class token was met")
+        tokens = some.entering(None)
+        places = entrance.by_prior(tokens, model)
+        patches = entrance.patches(tokens, places, model)
+        for _ in range(TURNS):
+            all_tokens = entrance.tokens(patches)
+            left = torch.ones_like(all_tokens[:, 0], dtype=torch.bool)
+            left[places] = False
+            empty = left.nonzero().flatten()
+            new, of_guess = beside(equations, met, some.guesses(all_tokens, empty))
+            if len(new):
+                met, places = torch.cat([met, new]), torch.cat([places, empty[of_guess]])
+                some = PartialTokens.of(equations, gradients, met, model)
+                met, places = met[some.kept], places[some.kept]
+            tokens = some.entering(all_tokens)
+            slopes = self._through(model, gradients, all_tokens, label, threat).slopes[1:]
+            places = self._places(tokens, slopes[places], gradients, entrance, model)
+            patches = entrance.patches(tokens, places, model)
+        return patches
+
+    def _patches(
+        self,
+        tokens: Tensor,
+        slopes: Tensor,
+        gradients: Mapping[str, Tensor],
+        entrance: TokenEmbedding,
+        model: VitClassifier,
+    ) -> Tensor:
+        """Patches (patches, values) in their places behind tokens and their slopes (patches, dim) in any order."""
+        return entrance.patches(tokens, self._places(tokens, slopes, gradients, entrance, model), model)
+
+    def _places(
+        self,
+        tokens: Tensor,
+        slopes: Tensor,
+        gradients: Mapping[str, Tensor],
+        entrance: TokenEmbedding,
+        model: VitClassifier,
+    ) -> Tensor:
+        """Places (tokens,) of tokens (tokens, dim) with their slopes, perhaps not all of the picture's."""
+        del slopes, gradients
+        return entrance.by_prior(tokens, model)
+
+    def _through(
+        self, model: VitClassifier, gradients: Mapping[str, Tensor], tokens: Tensor, label: int, threat: ThreatModel
+    ) -> NetworkPass:
+        together = torch.cat([centred(class_token(model))[None], tokens])
+        return passed(model, gradients, together, label, threat.label_smoothing)
+
+    def _refined(
+        self,
+        patches: Tensor,
+        equations: TokenEquations,
+        gradients: Mapping[str, Tensor],
+        entrance: TokenEmbedding,
+        model: VitClassifier,
+    ) -> tuple[Tensor, int]:
+        fixed = torch.cat([centred(class_token(model))[None], entrance.shift + entrance.positions])
+        queries = Span.of(gradients[names.FIRST_QKV_WEIGHT], equations.count)
+        joint = JointCost(equations, queries, entrance.weight, fixed, entrance.prior)
+        steps = self.options.steps
+        refined = refine(joint, patches, steps, lambda step, cost: self.on_progress(step, steps, cost))
+        return refined.patches, refined.steps
+
+
+class FirstMlpPositions(FirstMlp):
+    """``first_mlp`` where the position embedding's gradient is left: its rows tell the place of each token's slope."""
+
+    name = "first_mlp_positions"
+    summary = "first_mlp with the position embedding's gradient, which tells places: for a patch embedding withheld"
+    exploits = f"{FirstMlp.exploits}; the position embedding's gradient has one row per place"
+    besides = (names.POSITION_EMBEDDING,)
+
+    def _places(
+        self,
+        tokens: Tensor,
+        slopes: Tensor,
+        gradients: Mapping[str, Tensor],
+        entrance: TokenEmbedding,
+        model: VitClassifier,
+    ) -> Tensor:
+        del tokens, entrance, model
+        return by_slopes(slopes, gradients[names.POSITION_EMBEDDING][0, 1:])
+
+
+class FirstMlpPatches(FirstMlp):
+    """``first_mlp`` where the patch embedding's gradient is left: with the tokens' slopes it states whole patches."""
+
+    name = "first_mlp_patches"
+    summary = "first_mlp with the patch embedding's gradient, which states patches: for positions withheld"
+    exploits = f"{FirstMlp.exploits}; the patch embedding's gradient is linear in the patches"
+    besides = (names.PATCH_WEIGHT,)
+
+    def _patches(
+        self,
+        tokens: Tensor,
+        slopes: Tensor,
+        gradients: Mapping[str, Tensor],
+        entrance: TokenEmbedding,
+        model: VitClassifier,
+    ) -> Tensor:
+        if entrance.shows_all:  # then tokens are the more exact source
+            return super()._patches(tokens, slopes, gradients, entrance, model)
+        right = gradients[names.PATCH_WEIGHT].flatten(1)
+        patches = torch.linalg.lstsq(slopes.mT, right).solution
+        return in_place(patches, entrance.by_patches(tokens, patches))
+
+
+def _of_all(whitened: Tensor, gradients: Mapping[str, Tensor], model: VitClassifier) -> Tensor:
+    """Tokens (patches, dim) that enter, in no order, of all whitened tokens (1 + patches, dim)."""
+    tokens = entering(model, gradients, whitened).tokens
+    away = (tokens - centred(class_token(model))).norm(dim=1)
+    return tokens[torch.arange(len(tokens), device=tokens.device) != away.argmin()]
+
+
+def _rank_refusal(model: VitClassifier) -> str | None:
+    """Why the gradients of the first MLP do not span all tokens; None if they do."""
+    tokens = 1 + model.grid**2
+    hidden, dim = model.backbone.blocks[0].mlp.fc1.weight.shape
+    if tokens >= dim:  # slopes behind LayerNorms sum to zero over the dimensions
+        return f"{tokens} tokens are not fewer than their {dim} dimensions: the gradients do not span them all"
+    if hidden <= 2 * tokens:
+        return f"an MLP {hidden} wide has too few equations for the slopes of {tokens} tokens"
+    return None

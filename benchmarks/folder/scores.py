@@ -1,0 +1,263 @@
+"""``scores.csv``: what `fedmjp attack` leaves, a row per picture, attack and setting, written upload by upload."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedmjp.benchmarks.folder.output import write_json, write_text
+from fedmjp.benchmarks.folder.store import START_OVER, TRIAL_COLUMNS, Trial
+from fedmjp.benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.plan.trial_plan import ABOUT_KEYS, PlannedTrial, TrialPlan, cells_as_json, cells_from_json
+from fedmjp.benchmarks.plan.trial_plan import COLUMNS as PLANNED
+from fedmjp.errors import GAVE_UP, OutputError
+from fedmjp.files import read_file
+from fedmjp.metrics import COLOUR, METRICS
+from fedmjp.texts import guard, unguard
+
+if TYPE_CHECKING:
+    from fedmjp.benchmarks.folder.study import StudyTrials
+
+SCORES, MANIFEST = "scores.csv", "manifest.json"
+KIND = "attack"  # of the manifest
+SCORED = (*METRICS, COLOUR)
+RECIPE = ("cell", "model", "weights", "defence", "mask_ratio", "attack", "role", "setting", "protocol", "seed")
+NUMBERS = ("mask_ratio", "attack_seconds", "realised_ratio", *SCORED)
+COLUMNS = (
+    *RECIPE, "upload", "picture", "status", "error", *SCORED, "attack_seconds", "realised_ratio", "picture_sha256",
+    "weights_sha256", "diagnostics", "stem", "environment_sha256", "recorded_at", "key",
+)  # fmt: skip
+DIGITS = 12  # of a cell's digest
+LARGEST = 2**30  # bytes
+Row = dict[str, str]
+
+
+class ScoreTable:
+    """The rows of one run of `fedmjp attack`, in its folder; a later run finds them and makes only what is missing.
+
+    Rows of other cells that the folder holds stay; those of the same cells that no longer belong to the run go.
+    """
+
+    def __init__(self, folder: Path, planned: TrialPlan) -> None:
+        self._path = folder / SCORES
+        self._manifest = folder / MANIFEST
+        self._cells = {cell: _cell_id(cell) for cell in planned.cells}
+        self._planned = {trial.key: trial for trial in planned.tasks}
+        self._uploads = _number_uploads(planned)
+        self._trials: dict[str, Trial] = {}
+        former = read_rows(self._path) if self._path.exists() else []
+        about = _read_manifest(folder) if former else {"cells": {}, "environments": {}}
+        self._environments: dict[str, Any] = dict(about["environments"])
+        replaced = set(self._cells.values())
+        rows = [row for row in former if row["cell"] not in replaced or _is_finished(row, self._planned)]
+        for row in rows:
+            if row["key"] in self._planned:
+                self._trials[row["key"]] = _trial_of(row, self._environments)
+        other_names = {row["cell"] for row in rows} - replaced
+        self._other_cells = {name: cell for name, cell in about["cells"].items() if name in other_names}
+        self._planned_cells = dict(zip(self._cells.values(), cells_as_json(planned.cells), strict=True))
+        write_text(self._path, _text([list(COLUMNS), *([row[name] for name in COLUMNS] for row in rows)]))
+
+    def finished(self, keys: Collection[str]) -> set[str]:
+        """Find the trials that need not be run again: those that ended well, or whose attack gave up.
+
+        Args:
+            keys: Of planned trials.
+        """
+        return {key for key in keys if key in self._trials and _ends(self._trials[key].status, self._trials[key].error)}
+
+    def put(self, trials: Iterable[Trial]) -> None:
+        """Append the rows of an upload in one write, so that an interruption leaves whole rows.
+
+        Args:
+            trials: As the engine made them.
+
+        Raises:
+            OutputError: If the file cannot be written.
+        """
+        trials = list(trials)
+        self._trials |= {trial.key: trial for trial in trials}
+        try:
+            with self._path.open("a", encoding="utf-8", newline="") as file:
+                file.write(_text(self._cells_of(trial) for trial in trials))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise OutputError(
+                f"{self._path} cannot be written: {error.strerror or error}; finished trials are kept, make room and "
+                "run again"
+            ) from None
+
+    def trials(self, keys: Collection[str] | None = None) -> list[Trial]:
+        """Return the trials of this run, done or failed.
+
+        Args:
+            keys: Of those to return; all if None.
+        """
+        return [trial for key, trial in self._trials.items() if keys is None or key in keys]
+
+    def write_manifest(self, about: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
+        """Write the manifest, before the first row: what the rows are of, and the environments that they come from.
+
+        Args:
+            about: Command, data, configuration and the like.
+            environment: Of this process.
+        """
+        self._environments[_digest(environment)] = dict(environment)
+        cells = {**self._other_cells, **self._planned_cells}
+        write_json(self._manifest, {"kind": KIND, **about, "cells": cells, "environments": self._environments})
+
+    def _cells_of(self, trial: Trial) -> list[Any]:
+        planned = self._planned[trial.key]
+        values = {
+            **vars(trial),
+            **{name: trial.scores.get(name) for name in SCORED},
+            "cell": self._cells[planned.cell],
+            "weights": planned.cell.weights,
+            "role": planned.cell.role,
+            "upload": self._uploads[trial.key],
+            "stem": planned.stem,
+            "diagnostics": json.dumps(trial.diagnostics),
+            "environment_sha256": _digest(trial.environment),
+            "recorded_at": trial.recorded_at.isoformat(),
+        }
+        return [_plain(values[name]) for name in COLUMNS]
+
+
+def holds_scores(folder: Path) -> bool:
+    """Tell whether a folder is what `fedmjp attack` left.
+
+    Args:
+        folder: Any.
+    """
+    return (folder / SCORES).exists()
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read the whole rows of a table of scores; the last one of each trial counts.
+
+    Args:
+        path: Of ``scores.csv``.
+
+    Raises:
+        OutputError: If it cannot be read, or is none.
+    """
+    try:
+        header, *lines = list(csv.reader(io.StringIO(read_file(path, LARGEST).decode(), newline=""))) or [[]]
+    except (OSError, ValueError, csv.Error) as error:
+        raise OutputError(f"{path} cannot be read: {error}; {START_OVER}") from None
+    if tuple(header) != COLUMNS:
+        raise OutputError(f"{path} is damaged, or of another version of fedmjp; {START_OVER}")
+    whole = (dict(zip(COLUMNS, map(unguard, line), strict=True)) for line in lines if _is_whole(line))
+    return list({row["key"]: row for row in whole}.values())
+
+
+def read_scores(folder: Path) -> tuple[TrialPlan, StudyTrials]:
+    """Read what `fedmjp attack` left, as the leaderboard reads a campaign's results.
+
+    Args:
+        folder: With ``scores.csv`` and its manifest.
+
+    Raises:
+        OutputError: If one of them is damaged.
+    """
+    import pandas as pd  # noqa: PLC0415 (an attack does without)
+
+    from fedmjp.benchmarks.folder.store import frame_of  # noqa: PLC0415
+    from fedmjp.benchmarks.folder.study import StudyTrials  # noqa: PLC0415
+
+    rows, about = read_rows(folder / SCORES), _read_manifest(folder)
+    try:
+        cells = cells_from_json(list(about["cells"].values()))
+        places = {name: place for place, name in enumerate(about["cells"])}
+        rows.sort(key=lambda row: (places[row["cell"]], int(row["seed"]), int(row["upload"])))
+        trials = [_trial_of(row, about["environments"]) for row in rows]
+        planned = [{**row, "cell": places[row["cell"]], "seed": int(row["seed"])} for row in rows]
+        plan = TrialPlan(
+            cells, pd.DataFrame(planned, columns=list(PLANNED)), {name: about[name] for name in ABOUT_KEYS}
+        )
+        digests = {row["key"]: row["environment_sha256"] for row in rows}
+        values = [{**vars(trial), "environment_sha256": digests[trial.key]} for trial in trials]
+        frame = frame_of(sorted(tuple(value[name] for name in TRIAL_COLUMNS) for value in values))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise OutputError(f"{folder / SCORES} and its manifest do not agree ({error}); {START_OVER}") from None
+    return plan, StudyTrials(frame, about["environments"])
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    try:
+        about = json.loads(read_file(folder / MANIFEST, LARGEST))
+        if about["kind"] != KIND or not isinstance(about["cells"], dict) or not isinstance(about["environments"], dict):
+            raise ValueError("it is not of an attack")
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise OutputError(f"{folder / MANIFEST} is missing or damaged ({error}); {START_OVER}") from None
+    return dict(about)
+
+
+def _number_uploads(planned: TrialPlan) -> dict[str, int]:
+    """Give each trial the number of its upload within its part."""
+    numbers: dict[str, int] = {}
+    for part in planned.parts:
+        batches = {batch: number for number, batch in enumerate(dict.fromkeys(trial.batch for trial in part.trials))}
+        numbers |= {trial.key: batches[trial.batch] for trial in part.trials}
+    return numbers
+
+
+def _cell_id(cell: Cell) -> str:
+    return _digest(cells_as_json((cell,))[0]["cell"])[:DIGITS]
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _ends(status: str, error: str | None) -> bool:
+    return status == "ok" or (error or "").startswith(GAVE_UP)
+
+
+def _is_finished(row: Row, planned: Mapping[str, PlannedTrial]) -> bool:
+    return row["key"] in planned and _ends(row["status"], row["error"])
+
+
+def _is_whole(line: Sequence[str]) -> bool:
+    """Tell whether a row was not cut: its last column is a digest."""
+    return len(line) == len(COLUMNS) and len(line[-1]) == hashlib.sha256().digest_size * 2
+
+
+def _plain(value: Any) -> Any:
+    """Make a value one cell of a file that spreadsheets show as it is."""
+    if not isinstance(value, str):
+        return "" if value is None else value
+    return guard(value.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00"))
+
+
+def _text(rows: Iterable[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    return text.getvalue()
+
+
+def _trial_of(row: Row, environments: Mapping[str, Any]) -> Trial:
+    numbers = {name: float(row[name]) if row[name] else None for name in NUMBERS}
+    scores = {name: numbers[name] for name in SCORED} if row["status"] == "ok" else {}
+    texts = ("key", "status", "model", "defence", "attack", "setting", "protocol", "picture", "picture_sha256")
+    return Trial(
+        **{name: row[name] for name in texts},
+        error=row["error"] or None,
+        mask_ratio=numbers["mask_ratio"] or 0.0,
+        seed=int(row["seed"]),
+        realised_ratio=numbers["realised_ratio"],
+        weights_sha256=row["weights_sha256"] or None,
+        attack_seconds=numbers["attack_seconds"],
+        scores={name: value for name, value in scores.items() if name != COLOUR or value is not None},
+        diagnostics=json.loads(row["diagnostics"]),
+        environment=environments[row["environment_sha256"]],
+        recorded_at=datetime.fromisoformat(row["recorded_at"]),
+    )

@@ -1,1 +1,0 @@
-"""Studies with a command of their own: one question each."""
