@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedProx
 from torch import Tensor
 
 from fedmjp.scenario import AnyScenario
-from fedmjp.server.shelf import Update
+from fedmjp.server.shelf import StoredUpdate
 from fedmjp.tensors import average_updates
 from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS
 
@@ -143,7 +143,7 @@ class Aggregator:
         return sorted(messages, key=lambda message: nodes.index(message.metadata.dst_node_id))  # strategies shuffle
 
     def aggregate(
-        self, server_round: int, weights: Mapping[str, Tensor], updates: Sequence[Update]
+        self, server_round: int, weights: Mapping[str, Tensor], updates: Sequence[StoredUpdate]
     ) -> dict[str, Tensor] | None:
         """Compute the next weights; the same ones if there is no update, None if they would not be finite.
 
@@ -168,7 +168,9 @@ class Aggregator:
         self.undo()
         return None
 
-    def _average(self, server_round: int, learnt: Mapping[str, Tensor], updates: Sequence[Update]) -> dict[str, Tensor]:
+    def _average(
+        self, server_round: int, learnt: Mapping[str, Tensor], updates: Sequence[StoredUpdate]
+    ) -> dict[str, Tensor]:
         """Take a strategy's step along the mean update; one update after another is read."""
         counts = [_examples(update) for update in updates]
         total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in learnt.items()}
@@ -178,7 +180,9 @@ class Aggregator:
         ahead = {name: (value + self._step * total[name]).to(value.dtype) for name, value in learnt.items()}
         return self._taken(server_round, [_reply(updates[0], ahead)])
 
-    def _outvote(self, server_round: int, learnt: Mapping[str, Tensor], updates: Sequence[Update]) -> dict[str, Tensor]:
+    def _outvote(
+        self, server_round: int, learnt: Mapping[str, Tensor], updates: Sequence[StoredUpdate]
+    ) -> dict[str, Tensor]:
         """Take a robust strategy's step: on whole updates where it compares them, else some values at a time."""
         _suspect(self._strategy, len(updates), self._hostile)
         at_once = MOST_VALUES // len(updates) if isinstance(self._strategy, FedTrimmedAvg | FedMedian) else None
@@ -217,7 +221,7 @@ class Aggregator:
         for name, value in state.items():
             setattr(self._strategy, name, _each(Tensor.numpy, value))
 
-    def _combine_buffers(self, updates: Sequence[Update]) -> dict[str, Tensor]:
+    def _combine_buffers(self, updates: Sequence[StoredUpdate]) -> dict[str, Tensor]:
         sent = [update.tensors(BUFFERS) for update in updates]
         if self._robust:
             return {name: torch.stack([buffers[name] for buffers in sent]).median(dim=0).values for name in sent[0]}
@@ -242,11 +246,11 @@ def _pieces(sizes: Mapping[str, int], at_once: int | None) -> Iterator[dict[str,
         yield batch
 
 
-def _examples(update: Update) -> float:
+def _examples(update: StoredUpdate) -> float:
     return float(cast(float, update.metrics[EXAMPLES]))
 
 
-def _reply(update: Update, arrays: Mapping[str, Tensor]) -> Message:
+def _reply(update: StoredUpdate, arrays: Mapping[str, Tensor]) -> Message:
     """Build a reply as strategies take it, in the model's order, since FedAvgM goes by places."""
     message = copy(update.reply)
     # A strategy averages all metrics, whatever they are; history has its own way.

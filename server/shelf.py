@@ -21,7 +21,7 @@ COLLECTED = 2**28  # bytes of updates after which what they took is given back
 
 
 @dataclass(frozen=True)
-class Update:
+class StoredUpdate:
     """A reply whose tensors lie in a file.
 
     Attributes:
@@ -65,7 +65,7 @@ class Shelf:
         self._folder, self._kept, self._uncollected = folder, 0, 0
         self.clear()
 
-    def keep(self, reply: Message, records: Sequence[str] = (ARRAYS, BUFFERS)) -> Update:
+    def keep(self, reply: Message, records: Sequence[str] = (ARRAYS, BUFFERS)) -> StoredUpdate:
         """Put a screened reply aside.
 
         Args:
@@ -98,7 +98,7 @@ class Shelf:
             self._uncollected = 0
         light = copy.copy(reply)
         light.content = RecordDict({METRICS: reply.content.metric_records[METRICS]})
-        return Update(light, path)
+        return StoredUpdate(light, path)
 
     def clear(self) -> None:
         """Remove all updates: the round is over."""
