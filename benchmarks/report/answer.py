@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedmjp.benchmarks.leaderboard.entries import Board, Entry
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.headline import exactly, headline
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.report.advice import advice
@@ -30,7 +30,7 @@ def print_answer(board: Board, console: Console) -> None:
         console.print(printable(f"{sentence}\n"), markup=False, highlight=False)
 
 
-def answers(board: Board) -> list[Entry]:
+def answers(board: Board) -> list[BoardEntry]:
     """Of each model the strongest attack without a defence, from one upload, then every attack on a defence."""
     tried = [entry for entry in board.revealing("pictures").entries if entry.role == "attack" and entry.n]
     undefended = [entry for entry in tried if not entry.defences and entry.threat.uploads_per_picture == 1]
@@ -38,7 +38,7 @@ def answers(board: Board) -> list[Entry]:
     return [*strongest, *(entry for entry in tried if entry.defences)]
 
 
-def _as_printed(entry: Entry) -> tuple[float, float]:
+def _as_printed(entry: BoardEntry) -> tuple[float, float]:
     """Of attacks that print the same figures the first one stays."""
     share, median = headline(entry)
     return share, round(median, 1)

@@ -1,6 +1,6 @@
 """What else leaks: the table of attacks that reveal features and labels instead of pictures, and its words."""
 
-from fedmjp.benchmarks.leaderboard.entries import Board, Entry, Standing
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, Standing
 from fedmjp.benchmarks.leaderboard.headline import headline, recovery
 from fedmjp.benchmarks.leaderboard.measures import EXACT_FEATURE, MEASURES
 from fedmjp.benchmarks.report import numbers
@@ -87,7 +87,7 @@ def _part(board: Board) -> Board:
     return board.revealing("features", "labels")
 
 
-def _row(entry: Entry, standing: Standing | None) -> Row:
+def _row(entry: BoardEntry, standing: Standing | None) -> Row:
     measure, error = MEASURES[entry.reveals], entry.metrics.get("feature_error")
     rank = standing.rank if standing else None
     differences = [
@@ -117,6 +117,6 @@ def _row(entry: Entry, standing: Standing | None) -> Row:
     return Row(values, entry, verdict, dim=entry.role != "attack")
 
 
-def _share(entry: Entry, name: str) -> Value:
+def _share(entry: BoardEntry, name: str) -> Value:
     share = entry.metrics.get(name)
     return Value(percent(share.mean), share.mean) if share else Value("", why=NO_SCORE)

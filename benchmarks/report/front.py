@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.headline import headline
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.leaderboard.standings import together
@@ -24,7 +24,7 @@ MANY = 4  # defences from which on the answer counts them, instead of speaking o
 class KeyFigure:
     """One line behind the answer: the strongest attack of a cell, and what it is held against."""
 
-    entry: Entry
+    entry: BoardEntry
     values: dict[str, Value]
 
 
@@ -121,7 +121,7 @@ def key_figures(board: Board, shown: Matrix) -> list[KeyFigure]:
     return [KeyFigure(cell.entry, _values(board, cell.entry)) for cell in cells[:KEY_FIGURES]]
 
 
-def _values(board: Board, entry: Entry) -> dict[str, Value]:
+def _values(board: Board, entry: BoardEntry) -> dict[str, Value]:
     return {
         "server sees": Value(server_name(entry.server)),
         "model": Value(entry.model),
@@ -136,7 +136,7 @@ def _values(board: Board, entry: Entry) -> dict[str, Value]:
     }
 
 
-def _median(entry: Entry | None) -> Value:
+def _median(entry: BoardEntry | None) -> Value:
     return Value(numbers.score(headline(entry)[1], LEAKAGE)) if entry and entry.exact else Value("")
 
 

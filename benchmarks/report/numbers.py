@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rich.filesize import decimal
 
-from fedmjp.benchmarks.leaderboard.entries import Cost, Difference, Entry, Share, Statistics
+from fedmjp.benchmarks.leaderboard.entries import BoardEntry, Cost, Difference, Share, Statistics
 from fedmjp.benchmarks.leaderboard.headline import exactly, uploads
 from fedmjp.benchmarks.report.percent import percent
 from fedmjp.zoo import PREFIX, ZOO
@@ -60,7 +60,7 @@ def share(measured: Share) -> Value:
     return Value(percent(measured.share), measured.share, interval=_interval(measured, _percent))
 
 
-def exact(entry: Entry) -> Value:
+def exact(entry: BoardEntry) -> Value:
     """Pictures recovered exactly: ``12 of 46 (16 to 40 %)``."""
     recovered = entry.exact
     if recovered is None:
@@ -70,7 +70,7 @@ def exact(entry: Entry) -> Value:
     )
 
 
-def counted(entry: Entry) -> Value:
+def counted(entry: BoardEntry) -> Value:
     """How many pictures count: ``64``, ``64 of 8 uploads`` where some came together."""
     return Value(str(entry.n), entry.n, interval=f" of {uploads(entry)}" if entry.together else "")
 
@@ -114,7 +114,7 @@ def weights(value: str) -> str:
     return value if value == "untrained" else named.get(value, f"checkpoint {value[:8]}")
 
 
-def defence_name(entry: Entry) -> str:
+def defence_name(entry: BoardEntry) -> str:
     """``no defence``, ``mjp, mask ratio 0.27``."""
     if not entry.defences:
         return "no defence"

@@ -13,7 +13,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from fedmjp.benchmarks.leaderboard.entries import Board, Entry
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.headline import exactly, headline, recovery
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.report import details, disclosed, front, legend, numbers, results
@@ -95,7 +95,7 @@ def page(board: Board, gallery: Gallery | None, drawn: Mapping[str, str], plots:
     )
 
 
-def anchor(entry: Entry) -> str:
+def anchor(entry: BoardEntry) -> str:
     """The fragment of an entry's details: the same in every page that shows it, whatever its id is made of."""
     return f"cell-{sha256(entry.id.encode()).hexdigest()[:12]}"
 
@@ -111,7 +111,7 @@ def _breakable(text: str) -> Markup:
     return Markup(re.sub(r"([_:=])", r"\1<wbr>", str(escape(text))))  # noqa: S704 (escaped)
 
 
-def _first(gallery: Gallery, shown: Matrix) -> tuple[Entry, Shown] | None:
+def _first(gallery: Gallery, shown: Matrix) -> tuple[BoardEntry, Shown] | None:
     """The median picture of where the row that the answer speaks of leaks most, or of any cell that has pictures."""
     subject = shown.subject.measured if shown.subject else []
     most = sorted(subject, key=lambda cell: headline(cell.entry), reverse=True)

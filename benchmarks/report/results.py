@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Standing
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, BoardEntry, Standing
 from fedmjp.benchmarks.leaderboard.headline import headline
 from fedmjp.benchmarks.report import numbers
 from fedmjp.benchmarks.report.findings import strongest
@@ -28,7 +28,7 @@ OPTIONAL = ("model", "setting", "server sees")  # where all rows say the same, a
 class Result:
     """One row: values by heading, the entry, and the standing that it decides."""
 
-    entry: Entry
+    entry: BoardEntry
     values: dict[str, Value]
     standing: Standing | None
 
@@ -45,11 +45,11 @@ def results(board: Board) -> list[Result]:
     return [_result(entry, decided.get(entry.id)) for entry in board.entries]
 
 
-def _result(entry: Entry, standing: Standing | None) -> Result:
+def _result(entry: BoardEntry, standing: Standing | None) -> Result:
     return Result(entry, _values(entry, standing), standing)
 
 
-def _values(entry: Entry, standing: Standing | None) -> dict[str, Value]:
+def _values(entry: BoardEntry, standing: Standing | None) -> dict[str, Value]:
     leakage, median = entry.metrics.get(LEAKAGE), headline(entry)[1]
     over = entry.over_twin
     rank = standing.rank if standing else None

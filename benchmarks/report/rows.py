@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Difference, Entry, Standing, Verdict
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, BoardEntry, Difference, Standing, Verdict
 from fedmjp.benchmarks.leaderboard.listing import grouped, listed
 from fedmjp.benchmarks.report import numbers
 from fedmjp.benchmarks.report.findings import findings, strongest
@@ -42,7 +42,7 @@ class Row:
     """One row: values by heading, the entry behind it, its verdict; references are ``dim``."""
 
     values: Mapping[str, Value]
-    entry: Entry | None
+    entry: BoardEntry | None
     verdict: str
     dim: bool = False
 
@@ -122,7 +122,7 @@ def _summary(standings: Sequence[Standing]) -> str:
     return f"Of {len(standings)} {what} of model, defence and setting, {listed(parts)}."
 
 
-def _row(board: Board, entry: Entry, standing: Standing | None = None) -> Row:
+def _row(board: Board, entry: BoardEntry, standing: Standing | None = None) -> Row:
     """An entry; with its rank and the verdict on the whole where it decides a standing."""
     judged = standing or entry
     named = entry.attack if entry.role == "attack" else f"{entry.attack} ({entry.role})"
@@ -165,13 +165,13 @@ def number(order: float | None, text: str, why: str) -> Value:
     return Value("", None, why) if order is None else Value(text, order)
 
 
-def metric(entry: Entry, name: str) -> Value:
+def metric(entry: BoardEntry, name: str) -> Value:
     """A metric's mean with its interval, or why there is none."""
     statistics = entry.metrics.get(name)
     return numbers.mean(statistics, name) if statistics else Value("", why=_no_score(entry))
 
 
-def _statistic(entry: Entry, name: str) -> Value:
+def _statistic(entry: BoardEntry, name: str) -> Value:
     if LEAKAGE not in entry.metrics:
         return Value("", why=_no_score(entry))
     value = float(getattr(entry.metrics[LEAKAGE], name))
@@ -182,7 +182,7 @@ def _difference(measured: Difference | None, other: str) -> Value:
     return numbers.difference(measured) if measured else Value("", why=f"nothing to compare with: no scored {other}")
 
 
-def _added(entry: Entry) -> Value:
+def _added(entry: BoardEntry) -> Value:
     if len(entry.defences) < 2:
         return Value("", why="there are not several defences")
     additions = [
@@ -193,5 +193,5 @@ def _added(entry: Entry) -> Value:
     )
 
 
-def _no_score(entry: Entry) -> str:
+def _no_score(entry: BoardEntry) -> str:
     return "not computed" if entry.n else entry.reason

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from tabulate import tabulate
 
-from fedmjp.benchmarks.leaderboard.entries import Board, Difference, Entry, Share, Statistics, Utility
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, Difference, Share, Statistics, Utility
 from fedmjp.benchmarks.leaderboard.headline import headline
 from fedmjp.benchmarks.report import disclosed
 from fedmjp.benchmarks.report.advice import advice
@@ -50,7 +50,7 @@ def csv_text(board: Board) -> str:
     return printable(pd.DataFrame(lines, dtype=object).map(guard).to_csv(index=False, lineterminator="\n"))
 
 
-def _flat(entry: Entry, metrics: Sequence[str]) -> dict[str, Any]:
+def _flat(entry: BoardEntry, metrics: Sequence[str]) -> dict[str, Any]:
     """Flat names: ``psnr_mean``, ``over_twin_p_value``, ``threat_batch_size``."""
     provenance = entry.provenance.model_dump(mode="json", exclude={"environments"})
     return {
@@ -72,7 +72,7 @@ def _flat(entry: Entry, metrics: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _headline(entry: Entry) -> dict[str, Any]:
+def _headline(entry: BoardEntry) -> dict[str, Any]:
     """What every table begins with: ``exact`` is a share."""
     exact = entry.exact
     return {
