@@ -5,7 +5,8 @@ import pytest
 
 from fedmjp.benchmarks.leaderboard.entries import BoardEntry
 from fedmjp.benchmarks.report.advice import advice
-from fedmjp.benchmarks.report.tables import markdown_text
+from fedmjp.benchmarks.report.tables import Report
+from fedmjp.benchmarks.report.texts import markdown_text
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
 from tests.sample_board import sample_board, sample_entry
@@ -89,7 +90,7 @@ def test_an_attack_that_makes_nothing_of_more_uploads_is_said_to_have_failed() -
 
 def test_it_stands_at_the_top_of_the_page(entries: list[BoardEntry]) -> None:
     board = sample_board(models=[], extra=entries)
-    text = markdown_text(board)
+    text = markdown_text(Report(board))
     assert text.index("before a server that sees a picture once") < text.index("## Threat model")
 
 

@@ -24,7 +24,7 @@ from fedmjp.benchmarks.leaderboard.board import board_of
 from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.plausible import impossible_figures
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
-from fedmjp.benchmarks.report import disclosed
+from fedmjp.benchmarks.report.front import disclosed_answer
 from fedmjp.benchmarks.report.publish import publish
 from fedmjp.benchmarks.report.render import render
 from fedmjp.benchmarks.running.engine import Engine
@@ -167,7 +167,7 @@ def test_a_third_party_submits_features_and_labels_beside_a_board_of_pictures(tm
     assert (table.loc["class_token", "rank1_mean"], table.loc["class_token", "feature_error_median"]) == (1, 0.5)
     others = (tmp_path / "leaderboard.md").read_text(encoding="utf-8").split("## What else leaks")[1]
     assert others.count("submitted") == 3
-    assert disclosed.answer(both) == "", "what we have not measured is no answer of ours"
+    assert disclosed_answer(both) == "", "what we have not measured is no answer of ours"
 
 
 @pytest.mark.parametrize(

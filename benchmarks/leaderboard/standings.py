@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedmjp.benchmarks.leaderboard.entries import BoardEntry, Standing
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, Standing
 from fedmjp.benchmarks.leaderboard.headline import headline
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.leaderboard.verdicts import LEAKING, Judgement, gave_up
@@ -28,6 +28,22 @@ def standings(entries: Iterable[BoardEntry]) -> list[Standing]:
     groups = grouped((entry for entry in entries if entry.role == "attack"), _judged_together)
     tables = grouped(groups.values(), lambda group: _ranked_together(group[0]))
     return [standing for table in sorted(tables) for standing in _ranked(tables[table])]
+
+
+def strongest(board: Board, standing: Standing) -> BoardEntry:
+    """Return the entry that a standing is judged by.
+
+    Args:
+        board: The board of the standing.
+        standing: The standing.
+    """
+    # What is dear to compare comes last.
+    shared = ("model", "weights", "setting", "origin", "protocol", "reveals", "defences", "threat")
+    return next(
+        entry
+        for entry in board.entries
+        if entry.attack == standing.strongest and all(getattr(entry, key) == getattr(standing, key) for key in shared)
+    )
 
 
 def _judged_together(entry: BoardEntry) -> tuple[Any, ...]:

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, BoardEntry
-from fedmjp.benchmarks.leaderboard.headline import exactly, headline, pictures, recovery
+from fedmjp.benchmarks.leaderboard.headline import crops_title, exactly, headline, pictures, recovery
 from fedmjp.benchmarks.leaderboard.listing import grouped, listed
 from fedmjp.benchmarks.report import numbers
 from fedmjp.benchmarks.report.findings import deployed
-from fedmjp.benchmarks.report.legend import crops_title, update_title
+from fedmjp.benchmarks.report.legend import update_title
 from fedmjp.metrics import EXACT
 from fedmjp.threat import ThreatModel
 
@@ -72,7 +72,7 @@ def _again(by_count: Sequence[BoardEntry], where: str) -> str:
     said = [f"{exactly(entry)} after {_uploads(entry)}" for entry in by_count if _uploads(entry) > 1]
     most = by_count[-1]
     masks = " under other masks" if most.mask_ratio else ""
-    seconds = numbers.seconds(most.cost)
+    seconds = numbers.seconds(most.cost.attack_seconds)
     follows = (
         f"{most.defence} {where} does not protect pictures that are shown again"
         if headline(most)[0] >= BROKEN

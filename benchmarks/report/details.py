@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, Difference, Marginal
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, Difference, Marginal, Share
 from fedmjp.benchmarks.leaderboard.headline import pictures
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
 from fedmjp.benchmarks.report import numbers
@@ -29,6 +29,7 @@ def environments_of(board: Board) -> list[dict[str, Any]]:
 
 def _facts(entry: BoardEntry) -> Facts:
     cost, utility, unit = entry.cost, entry.utility, MEASURES[entry.reveals].unit
+    seconds = numbers.seconds(cost.attack_seconds)
     pairs = [
         ("Threat model", entry.threat.sentence([entry.pipeline])),
         ("Caveat", entry.caveat),
@@ -36,15 +37,15 @@ def _facts(entry: BoardEntry) -> Facts:
         (f"Against no defence, {unit}", _difference(entry, entry.over_twin)),
         *((f"Adds, {marginal.defence}, {unit}", _added(entry, marginal)) for marginal in entry.marginal),
         (f"Over {MEASURES[entry.reveals].floor}, {unit}", _difference(entry, entry.over_floor)),
-        ("Recognisable pictures", numbers.share(entry.recognisable).text if entry.recognisable else None),
+        ("Recognisable pictures", _share(entry.recognisable) if entry.recognisable else None),
         (
             "Recognisable and 3 dB over the guess",
             f"{entry.exposed} of {entry.n} pictures" if entry.recognisable else None,
         ),
         ("Top-1 accuracy", f"{utility.top1:g} %, {utility.source}" if utility else None),
         ("Attack", "adapted to the defence" if entry.adapted else "not adapted to any defence"),
-        ("Time of the attack", f"{numbers.seconds(cost)} s per picture" if numbers.seconds(cost) else None),
-        ("Size of an upload", numbers.size(cost)),
+        ("Time of the attack", f"{seconds} s per picture" if seconds else None),
+        ("Size of an upload", numbers.size(cost.upload_bytes)),
         ("Flat pictures, which no figure counts", str(len(entry.flat)) if entry.flat else None),
         ("Trials", _trials(entry)),
         ("Mask ratio, realised", None if entry.realised_ratio is None else f"{entry.realised_ratio:.3f}"),
@@ -53,8 +54,13 @@ def _facts(entry: BoardEntry) -> Facts:
     return [(term, text) for term, text in pairs if text]
 
 
-def _difference(entry: BoardEntry, measured: Difference | None) -> str | None:
-    return numbers.difference(measured, MEASURES[entry.reveals].scale).text if measured else None
+def _difference(entry: BoardEntry, gain: Difference | None) -> str | None:
+    scale = MEASURES[entry.reveals].scale
+    return numbers.difference(gain.mean, gain.low, gain.high, gain.p_value, scale) if gain else None
+
+
+def _share(share: Share) -> str:
+    return numbers.share(share.share, share.low, share.high)
 
 
 def _added(entry: BoardEntry, gain: Marginal) -> str:

@@ -11,8 +11,8 @@ from matplotlib.lines import Line2D
 
 from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.listing import grouped
+from fedmjp.benchmarks.leaderboard.standings import strongest
 from fedmjp.benchmarks.report import numbers
-from fedmjp.benchmarks.report.findings import strongest
 from fedmjp.defences.pipeline import NONE
 from fedmjp.threat import ThreatModel
 

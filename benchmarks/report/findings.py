@@ -6,6 +6,7 @@ from operator import attrgetter
 from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, Standing, Verdict
 from fedmjp.benchmarks.leaderboard.headline import headline, recovery
 from fedmjp.benchmarks.leaderboard.listing import grouped, listed
+from fedmjp.benchmarks.leaderboard.standings import strongest
 from fedmjp.benchmarks.report import numbers
 from fedmjp.settings import Picture
 
@@ -30,17 +31,6 @@ def deployed(entry: BoardEntry) -> bool:
     pipeline = entry.pipeline
     as_made = pipeline.shuffles or not pipeline.mask_ratio
     return bool(entry.defences) and as_made and entry.setting.compared_with is Picture.CLEAN
-
-
-def strongest(board: Board, standing: Standing) -> BoardEntry:
-    """The entry that a standing is judged by."""
-    # What is dear to compare comes last.
-    shared = ("model", "weights", "setting", "origin", "protocol", "reveals", "defences", "threat")
-    return next(
-        entry
-        for entry in board.entries
-        if entry.attack == standing.strongest and all(getattr(entry, key) == getattr(standing, key) for key in shared)
-    )
 
 
 def _badness(pair: tuple[Standing, BoardEntry]) -> tuple[int, float, float]:

@@ -25,9 +25,9 @@ from fedmjp.benchmarks.folder.study import open_results
 from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, BoardEntry, Standing
 from fedmjp.benchmarks.leaderboard.headline import exactly, headline
 from fedmjp.benchmarks.leaderboard.listing import grouped
+from fedmjp.benchmarks.leaderboard.standings import strongest
 from fedmjp.benchmarks.leaderboard.verdicts import LEAKING
 from fedmjp.benchmarks.report import numbers
-from fedmjp.benchmarks.report.findings import strongest
 from fedmjp.benchmarks.report.percent import percent
 from fedmjp.benchmarks.report.render import board_in
 from fedmjp.defences.pipeline import NONE, Defences, pipeline_of

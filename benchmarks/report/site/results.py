@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Self
 
 from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
-from fedmjp.benchmarks.leaderboard.headline import headline
+from fedmjp.benchmarks.leaderboard.headline import headline, server_name
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.report import numbers
 from fedmjp.benchmarks.report.advice import USUAL_RATIO
 from fedmjp.benchmarks.report.findings import deployed
-from fedmjp.benchmarks.report.matrix import MatrixCell, matrix, server_name
+from fedmjp.benchmarks.report.matrix import MatrixCell, matrix
 from fedmjp.settings import Picture
 
 
