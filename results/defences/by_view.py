@@ -18,7 +18,6 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from fedmjp.attacks import Reveals
 from fedmjp.benchmarks.campaign.battery import View, read_battery
 from fedmjp.benchmarks.folder.output import OutputFolder
 from fedmjp.benchmarks.folder.study import open_results
@@ -32,6 +31,7 @@ from fedmjp.benchmarks.report.percent import percent
 from fedmjp.benchmarks.report.render import board_in
 from fedmjp.defences.pipeline import NONE, Defences, pipeline_of
 from fedmjp.running import run_function
+from fedmjp.settings import Reveals
 from fedmjp.threat import ThreatModel
 from fedmjp.zoo import ZOO
 
