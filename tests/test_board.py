@@ -17,7 +17,8 @@ from fedmjp.benchmarks.leaderboard.pairing import Pairs
 from fedmjp.benchmarks.plan.experiment import AttackConfig, experiments_of
 from fedmjp.benchmarks.plan.planning import plan
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
-from fedmjp.benchmarks.report.tables import csv_text, markdown_text
+from fedmjp.benchmarks.report.tables import Report
+from fedmjp.benchmarks.report.texts import csv_text, markdown_text
 from fedmjp.errors import RecordError, UnknownNameError
 from fedmjp.provenance import _add_source
 from fedmjp.scenario import Scenario
@@ -99,8 +100,8 @@ def test_a_share_has_the_interval_of_uploads_and_a_table_says_how_many():
     assert (found.entries[0].exact.low, found.entries[0].exact.high) == pytest.approx(
         stats.binomtest(2, 4).proportion_ci(method="wilson"), abs=1e-9
     )
-    assert "8 of 4 uploads" in markdown_text(found)
-    assert pd.read_csv(io.StringIO(csv_text(found)))["uploads"].tolist() == [4]
+    assert "8 of 4 uploads" in markdown_text(Report(found))
+    assert pd.read_csv(io.StringIO(csv_text(Report(found))))["uploads"].tolist() == [4]
 
 
 def test_a_failed_trial_is_in_no_mean():

@@ -15,7 +15,7 @@ from fedmjp.attacks.first_block.equations import Span, TokenEquations
 from fedmjp.attacks.first_block.first_mlp import FirstMlp, FirstMlpPatches, FirstMlpPositions
 from fedmjp.attacks.first_block.joint import JointCost
 from fedmjp.attacks.first_block.places import TokenEmbedding, fill
-from fedmjp.attacks.first_block.search import beside, search
+from fedmjp.attacks.first_block.search import find_near, search
 from fedmjp.attacks.first_block.starts import NaturalStarts
 from fedmjp.attacks.first_block.tokens import PartialTokens, centred, class_token, entering
 from fedmjp.attacks.mjp.affine import AffinePatches
@@ -113,7 +113,7 @@ def test_search_meets_every_token_and_algebra_leads_back_to_the_entrance(
         first_block(model), linear_of(model, "0.mlp.fc2"), gradients[FC1_WEIGHT], gradients[FC2_WEIGHT], 17
     )
     all_tokens = search(equations, 10, 96, generator)
-    assert all_tokens.met == 17
+    assert all_tokens.proven == 17
     distances = torch.cdist(all_tokens.whitened, truth.whitened) / math.sqrt(192)
     assert sorted(distances.argmin(1).tolist()) == list(range(17))
     assert distances.amin(1).max() < 1e-3
@@ -137,7 +137,7 @@ def test_tokens_that_were_met_lead_back_without_the_others(truth: Truth, model: 
     assert torch.allclose(guesses, truth.whitened[missing], atol=1e-6)
     noise = torch.randn(guesses.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     known, every = truth.whitened[kept], torch.cat([guesses, truth.whitened[kept][:2]])
-    new, of_guess = beside(truth.equations, known, every + 0.1 * torch.cat([noise, noise[:2]]))
+    new, of_guess = find_near(truth.equations, known, every + 0.1 * torch.cat([noise, noise[:2]]))
     assert sorted(of_guess.tolist()) == [0, 1, 2, 3]
     assert ((new - guesses[of_guess]).norm(dim=1) <= 1e-2 * math.sqrt(192)).all()
 

@@ -18,13 +18,13 @@ FC1_WEIGHT, FC2_WEIGHT = PREFIX + "mlp.fc1.weight", PREFIX + "mlp.fc2.weight"
 
 @dataclass(frozen=True)
 class Linear:
-    """``x W^T + b``."""
+    """A linear layer ``x W^T + b``."""
 
     weight: Tensor
     bias: Tensor
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Apply to rows."""
+        """Apply the layer to rows (rows, values)."""
         return rows @ self.weight.T + self.bias
 
 
@@ -37,13 +37,17 @@ class Norm:
     eps: float
 
     def whiten(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of mean 0 and variance 1, and the (rows, 1) standard deviations that were divided by."""
+        """Normalise rows to mean 0 and variance 1, and return the standard deviations (rows, 1) as well.
+
+        Args:
+            rows: (rows, dim).
+        """
         centred = rows - rows.mean(dim=-1, keepdim=True)
         deviation = (centred.square().mean(dim=-1, keepdim=True) + self.eps).sqrt()
         return centred / deviation, deviation
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Apply to rows."""
+        """Apply the layer to rows (rows, values)."""
         return self.whiten(rows)[0] * self.gain + self.bias
 
 
@@ -62,25 +66,39 @@ class FirstBlock:
     fc1: Linear
 
     def keys_values(self, tokens: Tensor) -> KeysValues:
-        """Of tokens (tokens, dim)."""
+        """Compute the keys and values of tokens.
+
+        Args:
+            tokens: (tokens, dim), as they enter the block.
+        """
         dim = tokens.shape[-1]
         both = self.norm1(tokens) @ self.qkv.weight[dim:].T + self.qkv.bias[dim:]
         keys, values = both.view(len(tokens), 2, self.heads, dim // self.heads).permute(1, 2, 0, 3)
         return keys, values
 
-    def attention(self, tokens: Tensor, seen: KeysValues, counts: Tensor | None = None) -> Tensor:
-        """Output o of tokens (tokens, dim) that attend to what is ``seen``, as often as ``counts`` say, or once."""
+    def attention(self, tokens: Tensor, keys_values: KeysValues, counts: Tensor | None = None) -> Tensor:
+        """Compute the attention output o of tokens.
+
+        Args:
+            tokens: (tokens, dim), which give the queries.
+            keys_values: What they attend to.
+            counts: (keys,), how often each key occurs; once each if None.
+        """
         dim = tokens.shape[-1]
-        asked = self.norm1(tokens) @ self.qkv.weight[:dim].T + self.qkv.bias[:dim]
-        queries = asked.view(len(tokens), self.heads, dim // self.heads).transpose(0, 1)
-        keys, values = seen
+        projected = self.norm1(tokens) @ self.qkv.weight[:dim].T + self.qkv.bias[:dim]
+        queries = projected.view(len(tokens), self.heads, dim // self.heads).transpose(0, 1)
+        keys, values = keys_values
         scores = queries @ keys.mT / math.sqrt(queries.shape[-1])
         weights = (scores if counts is None else scores + counts.log()).softmax(dim=-1)
         return self.proj((weights @ values).transpose(0, 1).reshape(len(tokens), dim))
 
 
 def gelu_slope(inputs: Tensor) -> Tensor:
-    """Derivative of GELU."""
+    """Compute the derivative of GELU at ``inputs``, of any shape.
+
+    Args:
+        inputs: Where it is computed.
+    """
     density = torch.exp(-inputs.square() / 2) / math.sqrt(2 * math.pi)
     return 0.5 * (1 + torch.erf(inputs / math.sqrt(2))) + inputs * density
 
@@ -89,30 +107,48 @@ gelu = F.gelu
 
 
 def linear_of(model: VitClassifier, name: str) -> Linear:
-    """A linear layer of the blocks, by a name such as "0.mlp.fc2"."""
-    return Linear(*_wide(model, name))
+    """Read a linear layer of the blocks in float64.
+
+    Args:
+        model: The model.
+        name: Such as "0.mlp.fc2".
+    """
+    return Linear(*_read_wide(model, name))
 
 
 def norm_of(model: VitClassifier, name: str) -> Norm:
-    """A layer normalisation of the blocks, by a name such as "0.norm1"."""
-    return Norm(*_wide(model, name), float(model.backbone.blocks.get_submodule(name).eps))
+    """Read a layer normalisation of the blocks in float64.
+
+    Args:
+        model: The model.
+        name: Such as "0.norm1".
+    """
+    return Norm(*_read_wide(model, name), float(model.backbone.blocks.get_submodule(name).eps))
 
 
-def _wide(model: VitClassifier, name: str) -> tuple[Tensor, Tensor]:
-    """Weight and bias in float64."""
+def _read_wide(model: VitClassifier, name: str) -> tuple[Tensor, Tensor]:
+    """Return a layer's weight and bias in float64."""
     layer = model.backbone.blocks.get_submodule(name)
     return layer.weight.detach().double(), layer.bias.detach().double()
 
 
 def first_block(model: VitClassifier) -> FirstBlock:
-    """Read it out of a model to which ``refusal`` has no objection."""
+    """Read the first block in float64.
+
+    Args:
+        model: A model to which ``refusal`` has no objection.
+    """
     norms = [norm_of(model, f"0.{name}") for name in ("norm1", "norm2")]
     qkv, proj, fc1 = (linear_of(model, f"0.{name}") for name in ("attn.qkv", "attn.proj", "mlp.fc1"))
     return FirstBlock(int(model.backbone.blocks[0].attn.num_heads), norms[0], qkv, proj, norms[1], fc1)
 
 
 def refusal(model: VitClassifier) -> str | None:
-    """Why the model's first block is not the one written out here; None if it is."""
+    """Say why a model's first block is not the one that is written out here; None if it is.
+
+    Args:
+        model: Any model.
+    """
     block = model.backbone.blocks[0]
     if type(block) is not Block or type(block.attn) is not Attention or type(block.mlp) is not Mlp:
         return f"the first block is a {type(block).__name__}, not timm's pre-norm Block with Attention and Mlp"

@@ -13,11 +13,11 @@ from typing_extensions import override
 from fedmjp.attacks.base import Attack, picture
 from fedmjp.attacks.first_block import block
 from fedmjp.attacks.first_block.block import FC1_WEIGHT, FC2_WEIGHT
-from fedmjp.attacks.first_block.certificate import CERTAIN, NetworkPass, body_tensors, passed
+from fedmjp.attacks.first_block.certificate import NetworkPass, body_tensors, pass_tokens
 from fedmjp.attacks.first_block.equations import Span, TokenEquations
 from fedmjp.attacks.first_block.joint import JointCost, refine
 from fedmjp.attacks.first_block.places import TokenEmbedding, by_slopes, in_place
-from fedmjp.attacks.first_block.search import beside, meet
+from fedmjp.attacks.first_block.search import find_near, find_tokens
 from fedmjp.attacks.first_block.starts import NaturalStarts
 from fedmjp.attacks.first_block.tokens import PartialTokens, centred, class_token, entering
 from fedmjp.attacks.labels import labels_of, mean_gradient
@@ -79,11 +79,20 @@ class FirstMlp(Attack[VitClassifier]):
     besides: ClassVar[tuple[str, ...]] = ()  # gradients of embeddings that it reads
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """Everything behind the tokens."""
+        """Return the names of all gradients behind the tokens, and of the embeddings' that are read besides.
+
+        Args:
+            model: The model.
+        """
         return [*body_tensors(model), *self.besides]
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs one step on one picture, the first block written out in ``block``, few tokens, and the prior."""
+        """Require one step on one picture, the first block written out in ``block``, few tokens, and the prior.
+
+        Args:
+            model: The model.
+            threat: What the attacker is granted.
+        """
         if threat.batch_size != 1 or (threat.local_steps != 1 and threat.update == "delta"):
             return "needs one step on a single picture: more of either sums up more tokens than there are dimensions"
         if refusal := positions_refusal(model):
@@ -104,27 +113,26 @@ class FirstMlp(Attack[VitClassifier]):
         equations = TokenEquations(first, fc2, gradients[FC1_WEIGHT], gradients[FC2_WEIGHT], 1 + model.grid**2)
         equations = replace(equations, until=began + SEARCHED * self.options.seconds)
         draw = NaturalStarts.of(model).draw
-        met = meet(equations, self.options.rounds, self.options.starts, generator, draw=draw)
+        found_tokens = find_tokens(equations, self.options.rounds, self.options.starts, generator, draw=draw)
         entrance, steps = TokenEmbedding.of(model), 0
-        if not len(met):
+        if not len(found_tokens):
             raise AttackFailedError(f"{self.name}: no token was met in {self.options.seconds:g} seconds of work")
-        if len(met) < equations.count:
-            patches = self._of_some(met, equations, gradients, entrance, model, label, threat)
+        if len(found_tokens) < equations.count:
+            patches = self._of_some(found_tokens, equations, gradients, entrance, model, label, threat)
             through = self._through(model, gradients, entrance.tokens(patches), label, threat)
         else:
-            tokens = _of_all(met, gradients, model)
+            tokens = _of_all(found_tokens, gradients, model)
             through = self._through(model, gradients, tokens, label, threat)
             patches = self._patches(tokens, through.slopes[1:], gradients, entrance, model)
-        if through.residual > CERTAIN and patches.numel() <= MOST_UNKNOWNS and self.options.steps:
+        if not through.certifies and patches.numel() <= MOST_UNKNOWNS and self.options.steps:
             patches, steps = self._refined(patches, equations, gradients, entrance, model)
             through = self._through(model, gradients, entrance.tokens(patches), label, threat)
-        certified = through.residual <= CERTAIN
         return Reconstruction(
             picture(patches, model),
             {
-                "tokens_certified": float(certified),
+                "tokens_certified": float(through.certifies),
                 "residual": through.residual,
-                "tokens_met": float(len(met)),
+                "tokens_met": float(len(found_tokens)),
                 "steps": float(steps),
                 "seconds": time.thread_time() - began,
             },
@@ -132,7 +140,7 @@ class FirstMlp(Attack[VitClassifier]):
 
     def _of_some(
         self,
-        met: Tensor,
+        found_tokens: Tensor,
         equations: TokenEquations,
         gradients: Mapping[str, Tensor],
         entrance: TokenEmbedding,
@@ -140,24 +148,24 @@ class FirstMlp(Attack[VitClassifier]):
         label: int,
         threat: ThreatModel,
     ) -> Tensor:
-        """Patches (patches, values) behind the tokens met, most natural ones in places that are left."""
-        some = PartialTokens.of(equations, gradients, met, model)
-        met = met[some.kept]
-        if not len(met):
+        """Solve for patches (patches, values) from some of the tokens; the prior fills the remaining places."""
+        some = PartialTokens.of(equations, gradients, found_tokens, model)
+        found_tokens = found_tokens[some.rows]
+        if not len(found_tokens):
             raise AttackFailedError(f"{self.name}: no token but the class token was met")
         tokens = some.entering(None)
         places = entrance.by_prior(tokens, model)
         patches = entrance.patches(tokens, places, model)
         for _ in range(TURNS):
             all_tokens = entrance.tokens(patches)
-            left = torch.ones_like(all_tokens[:, 0], dtype=torch.bool)
-            left[places] = False
-            empty = left.nonzero().flatten()
-            new, of_guess = beside(equations, met, some.guesses(all_tokens, empty))
+            is_empty = torch.ones_like(all_tokens[:, 0], dtype=torch.bool)
+            is_empty[places] = False
+            empty = is_empty.nonzero().flatten()
+            new, of_guess = find_near(equations, found_tokens, some.guesses(all_tokens, empty))
             if len(new):
-                met, places = torch.cat([met, new]), torch.cat([places, empty[of_guess]])
-                some = PartialTokens.of(equations, gradients, met, model)
-                met, places = met[some.kept], places[some.kept]
+                found_tokens, places = torch.cat([found_tokens, new]), torch.cat([places, empty[of_guess]])
+                some = PartialTokens.of(equations, gradients, found_tokens, model)
+                found_tokens, places = found_tokens[some.rows], places[some.rows]
             tokens = some.entering(all_tokens)
             slopes = self._through(model, gradients, all_tokens, label, threat).slopes[1:]
             places = self._places(tokens, slopes[places], gradients, entrance, model)
@@ -172,7 +180,7 @@ class FirstMlp(Attack[VitClassifier]):
         entrance: TokenEmbedding,
         model: VitClassifier,
     ) -> Tensor:
-        """Patches (patches, values) in their places behind tokens and their slopes (patches, dim) in any order."""
+        """Solve for patches (patches, values) in their places, from tokens and slopes (patches, dim) in any order."""
         return entrance.patches(tokens, self._places(tokens, slopes, gradients, entrance, model), model)
 
     def _places(
@@ -183,15 +191,15 @@ class FirstMlp(Attack[VitClassifier]):
         entrance: TokenEmbedding,
         model: VitClassifier,
     ) -> Tensor:
-        """Places (tokens,) of tokens (tokens, dim) with their slopes, perhaps not all of the picture's."""
+        """Find places (tokens,) of tokens (tokens, dim), perhaps not all of the picture's, with their slopes."""
         del slopes, gradients
         return entrance.by_prior(tokens, model)
 
     def _through(
         self, model: VitClassifier, gradients: Mapping[str, Tensor], tokens: Tensor, label: int, threat: ThreatModel
     ) -> NetworkPass:
-        together = torch.cat([centred(class_token(model))[None], tokens])
-        return passed(model, gradients, together, label, threat.label_smoothing)
+        all_tokens = torch.cat([centred(class_token(model))[None], tokens])
+        return pass_tokens(model, gradients, all_tokens, label, threat.label_smoothing)
 
     def _refined(
         self,
@@ -253,14 +261,14 @@ class FirstMlpPatches(FirstMlp):
 
 
 def _of_all(whitened: Tensor, gradients: Mapping[str, Tensor], model: VitClassifier) -> Tensor:
-    """Tokens (patches, dim) that enter, in no order, of all whitened tokens (1 + patches, dim)."""
+    """Solve for the tokens (patches, dim) that enter, in no order, from all whitened tokens (1 + patches, dim)."""
     tokens = entering(model, gradients, whitened).tokens
     away = (tokens - centred(class_token(model))).norm(dim=1)
     return tokens[torch.arange(len(tokens), device=tokens.device) != away.argmin()]
 
 
 def _rank_refusal(model: VitClassifier) -> str | None:
-    """Why the gradients of the first MLP do not span all tokens; None if they do."""
+    """Say why the gradients of the first MLP do not span all tokens; None if they do."""
     tokens = 1 + model.grid**2
     hidden, dim = model.backbone.blocks[0].mlp.fc1.weight.shape
     if tokens >= dim:  # slopes behind LayerNorms sum to zero over the dimensions

@@ -45,32 +45,49 @@ class JointCost:
 
     @cached_property
     def precision(self) -> Tensor:
-        """(values, values) of a patch."""
+        """Return the prior's precision (values, values) of a patch."""
         precision: Tensor = torch.linalg.inv(self.prior.covariance)
         return precision
 
     def tokens(self, patches: Tensor) -> Tensor:
-        """(1 + patches, dim) tokens that enter the block."""
+        """Embed patches: (1 + patches, dim) tokens that enter the block.
+
+        Args:
+            patches: (patches, values) in the network's input space.
+        """
         return self.fixed + torch.cat([self.fixed.new_zeros(1, len(self.weight)), patches @ self.weight.mT])
 
     def attended(self, patches: Tensor) -> Tensor:
-        """(1 + patches, dim) tokens behind the attention."""
+        """Return (1 + patches, dim) tokens behind the attention.
+
+        Args:
+            patches: (patches, values) in the network's input space.
+        """
         tokens = self.tokens(patches)
         attention: Tensor = self.equations.block.attention(tokens, self.equations.block.keys_values(tokens))
         return tokens + attention
 
     def variances(self, patches: Tensor) -> tuple[Tensor, Tensor]:
-        """(1 + patches,) of an equation of the MLP and of the attention's weight, as rounding makes them."""
+        """Return (1 + patches,) variances of an equation of the MLP and of the attention's weight, from rounding.
+
+        Args:
+            patches: (patches, values) near the true ones.
+        """
         equations = self.equations
         point = equations.at(equations.block.norm2.whiten(self.attended(patches))[0])
-        mlp = equations.inputs.expected(point.inputs) + equations.activations.expected(point.activations)
-        mlp = mlp + (ROUNDED / 10 * point.activations.norm(dim=1)).square()
+        mlp = equations.expected(point, ROUNDED / 10)
         normed = equations.block.norm1(self.tokens(patches))
         queries = self.queries.expected(normed) + (ROUNDED / 10 * normed.norm(dim=1)).square()
         return mlp / (equations.inputs.outside + equations.activations.outside), queries / self.queries.outside
 
     def cost(self, patches: Tensor, mlp: Tensor, queries: Tensor) -> float:
-        """Sum of squares over variances."""
+        """Sum the squared residuals over their variances, and the prior.
+
+        Args:
+            patches: (patches, values).
+            mlp: (1 + patches,) variances of the MLP's equations.
+            queries: (1 + patches,) variances of the attention's.
+        """
         block = self.equations.block
         point = self.equations.at(block.norm2.whiten(self.attended(patches))[0])
         normed = self.queries.remainder(block.norm1(self.tokens(patches)))
@@ -79,7 +96,13 @@ class JointCost:
         return float((point.cost / mlp).sum() + (normed.square().sum(1) / queries).sum() + prior)
 
     def normal(self, patches: Tensor, mlp: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-        """Gauss-Newton matrix (unknowns, unknowns) and gradient (unknowns,) over all values of all patches."""
+        """Return the Gauss-Newton matrix (unknowns, unknowns) and gradient (unknowns,) over all values of all patches.
+
+        Args:
+            patches: (patches, values).
+            mlp: (1 + patches,) variances of the MLP's equations.
+            queries: (1 + patches,) variances of the attention's.
+        """
         roots, gradients = self._by_attended(patches, mlp)
         moves = _derivative(self.attended, patches)
         rows = (roots @ moves).flatten(0, 1)
@@ -97,7 +120,7 @@ class JointCost:
         return matrix, gradient
 
     def _by_attended(self, patches: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
-        """Roots (tokens, dim, dim) of Gauss-Newton matrices by tokens behind the attention, and gradients."""
+        """Compute roots (tokens, dim, dim) of Gauss-Newton matrices by tokens behind the attention, and gradients."""
         equations, block = self.equations, self.equations.block
         whitened, deviation = block.norm2.whiten(self.attended(patches))
         point, slopes = equations.at(whitened), _norm_slopes(block.norm2, whitened, deviation)
@@ -115,29 +138,36 @@ class JointCost:
 
 
 def refine(joint: JointCost, patches: Tensor, steps: int, on_step: Callable[[int, float], None]) -> RefinedPatches:
-    """The most likely picture near ``patches`` (patches, values), by Levenberg-Marquardt; at most so many steps."""
-    damping, taken = FIRST_DAMPING, 0
-    for taken in range(1, steps + 1):
+    """Find the most likely picture near a start, by Levenberg-Marquardt.
+
+    Args:
+        joint: The cost.
+        patches: (patches, values) where the search starts.
+        steps: At most.
+        on_step: Called with the number of steps and the cost.
+    """
+    damping, step_count = FIRST_DAMPING, 0
+    for step_count in range(1, steps + 1):
         variances = joint.variances(patches)
         matrix, gradient = joint.normal(patches, *variances)
-        before = after = joint.cost(patches, *variances)
+        cost = new_cost = joint.cost(patches, *variances)
         diagonal = torch.diag(matrix.diagonal())
         for _ in range(TRIES):
             factor, failed = torch.linalg.cholesky_ex(matrix + damping * diagonal)
             step = torch.cholesky_solve(gradient[:, None], factor).view_as(patches)
-            after = math.inf if failed else joint.cost(patches - step, *variances)
-            if after < before:
+            new_cost = math.inf if failed else joint.cost(patches - step, *variances)
+            if new_cost < cost:
                 patches, damping = patches - step, max(damping / FACTOR, LEAST_DAMPING)
                 break
             damping *= FACTOR
-        on_step(taken, min(before, after))
-        if not after < (1 - GAIN) * before:
+        on_step(step_count, min(cost, new_cost))
+        if not new_cost < (1 - GAIN) * cost:
             break
-    return RefinedPatches(patches, taken)
+    return RefinedPatches(patches, step_count)
 
 
 def _derivative(function: Callable[[Tensor], Tensor], patches: Tensor) -> Tensor:
-    """(rows, dim, unknowns) of what a function makes of patches."""
+    """Differentiate a function of patches: (rows, dim, unknowns)."""
 
     def along(direction: Tensor) -> Tensor:
         slope: Tensor = jvp(function, (patches,), (direction.view_as(patches),))[1]
@@ -148,7 +178,7 @@ def _derivative(function: Callable[[Tensor], Tensor], patches: Tensor) -> Tensor
 
 
 def _norm_slopes(norm: Norm, whitened: Tensor, deviation: Tensor) -> Tensor:
-    """(rows, dim, dim) derivatives of a LayerNorm by its inputs."""
+    """Differentiate a LayerNorm by its inputs: (rows, dim, dim)."""
     dim = whitened.shape[1]
     whole = torch.eye(dim, dtype=whitened.dtype, device=whitened.device) - 1 / dim
     outer = whitened[:, :, None] * whitened[:, None] / dim

@@ -35,7 +35,11 @@ class TokenEmbedding:
 
     @staticmethod
     def of(model: VitClassifier) -> "TokenEmbedding":
-        """Read it out of a model, in float64."""
+        """Read the embedding out of a model, in float64.
+
+        Args:
+            model: With an image size that the prior knows.
+        """
         weight, bias, positions = (
             model.get_parameter(name).detach().double()
             for name in (names.PATCH_WEIGHT, names.PATCH_BIAS, names.POSITION_EMBEDDING)
@@ -45,35 +49,40 @@ class TokenEmbedding:
 
     @property
     def shows_all(self) -> bool:
-        """Whether a token without its mean determines its patch."""
+        """Tell whether a token without its mean determines its patch."""
         singular = torch.linalg.svdvals(self.weight)
         return self.weight.shape[1] < self.weight.shape[0] and bool(singular[-1] > NEGLIGIBLE * singular[0])
 
     def by_prior(self, tokens: Tensor, model: VitClassifier) -> Tensor:
-        """Places (tokens,) of tokens (tokens, dim): where what is left makes the most natural patches and picture."""
+        """Find places (tokens,): where the offsets from positions make the most natural patches and picture.
+
+        Args:
+            tokens: (tokens, dim), less their means.
+            model: With an image size that the prior knows.
+        """
         root = torch.linalg.cholesky(self._covariance(tokens))
 
         def whitened(rows: Tensor) -> Tensor:
             solved: Tensor = torch.linalg.solve_triangular(root, rows.mT, upper=False)
             return solved.mT
 
-        left = tokens - self.shift - self.weight @ self.prior.mean
-        costs = torch.cdist(whitened(left), whitened(self.positions)).square().log()
+        offsets = tokens - self.shift - self.weight @ self.prior.mean
+        costs = torch.cdist(whitened(offsets), whitened(self.positions)).square().log()
         places = assigned(costs)
         settled = self.shows_all or len(tokens) < len(self.positions)
         return places if settled else self._swapped(tokens, places, costs, model)
 
     def _swapped(self, tokens: Tensor, places: Tensor, costs: Tensor, model: VitClassifier) -> Tensor:
-        """Swap two tokens, those first that cost least, as long as the whole picture gets more natural by it."""
+        """Swap pairs of tokens, cheapest first, as long as the whole picture gets more natural."""
         prior = NaturalPictures.for_model(model)
         gain = torch.linalg.solve(self._covariance(tokens), self.weight @ self.prior.covariance)
         offset = self.shift + self.weight @ self.prior.mean
 
-        def energy(tried: Tensor) -> float:
-            likely = in_place((tokens - offset - self.positions[tried]) @ gain + self.prior.mean, tried)
+        def energy(candidate: Tensor) -> float:
+            likely = in_place((tokens - offset - self.positions[candidate]) @ gain + self.prior.mean, candidate)
             image = from_patches(likely[None].float(), model.image_size, model.patch_size)[0]
             moved = image - prior.mean[:, None, None]
-            fit = len(gain) * costs[torch.arange(len(tried)), tried].sum()
+            fit = len(gain) * costs[torch.arange(len(candidate)), candidate].sum()
             return float((moved * prior.slope(moved)).sum() + fit)
 
         least, failed = energy(places), 0
@@ -85,46 +94,62 @@ class TokenEmbedding:
                 break
             swapped = places.clone()
             swapped[pair] = places[pair.flip(0)]
-            made, failed = energy(swapped), failed + 1
-            if made < least:
-                places, least, failed = swapped, made, 0
+            swapped_energy, failed = energy(swapped), failed + 1
+            if swapped_energy < least:
+                places, least, failed = swapped, swapped_energy, 0
                 tries = iter(_cheapest(costs[:, places], pairs))
         return places
 
     def _covariance(self, tokens: Tensor) -> Tensor:
-        """(dim, dim) of tokens less their positions, as patches of the prior and errors make them."""
+        """Return (dim, dim) of tokens less their positions, from the prior of patches and errors."""
         covariance = self.weight @ self.prior.covariance @ self.weight.mT
         return covariance + (UNSURE**2 * tokens.square().mean()) * torch.eye(len(covariance)).to(covariance)
 
     def by_patches(self, tokens: Tensor, patches: Tensor) -> Tensor:
-        """Places of tokens whose patches (tokens, values) are known."""
+        """Find places (tokens,) of tokens whose patches are known.
+
+        Args:
+            tokens: (tokens, dim), less their means.
+            patches: (tokens, values).
+        """
         return assigned(torch.cdist(tokens - self.shift - patches @ self.weight.mT, self.positions).square())
 
     def patches(self, tokens: Tensor, places: Tensor, model: VitClassifier) -> Tensor:
-        """Patches (patches, values) behind tokens in any order, in their places; the prior fills what is not seen.
+        """Solve for the patches (patches, values) behind tokens, in their places. The prior fills what no token shows.
 
-        Places that no token has are filled altogether.
+        Args:
+            tokens: (tokens, dim) in any order, less their means.
+            places: (tokens,); places without a token are filled altogether.
+            model: With an image size that the prior knows.
         """
-        left, singular, right = torch.linalg.svd(self.weight)
-        seen = int((singular > NEGLIGIBLE * singular[0]).sum())
-        stated = (tokens - self.shift - self.positions[places]) @ left[:, :seen] / singular[:seen] @ right[:seen]
-        known = torch.zeros_like(stated[:1]).repeat(len(self.positions), 1)
-        missing = torch.ones_like(known[:, 0], dtype=torch.bool)
-        known[places], missing[places] = stated, False
-        return fill(AffinePatches(known, right[seen:]), missing, model)
+        columns, singular, right = torch.linalg.svd(self.weight)
+        rank = int((singular > NEGLIGIBLE * singular[0]).sum())
+        stated = (tokens - self.shift - self.positions[places]) @ columns[:, :rank] / singular[:rank] @ right[:rank]
+        placed = torch.zeros_like(stated[:1]).repeat(len(self.positions), 1)
+        missing = torch.ones_like(placed[:, 0], dtype=torch.bool)
+        placed[places], missing[places] = stated, False
+        return fill(AffinePatches(placed, right[rank:]), missing, model)
 
-    def shifts(self, shown: Tensor) -> Tensor:
-        """(places, rank) by which patches along directions (rank, values) differ whose token is the same."""
-        inverse: Tensor = torch.linalg.pinv(self.weight @ shown.mT).mT
+    def shifts(self, directions: Tensor) -> Tensor:
+        """Return (places, rank) by how much the patches of one and the same token differ from place to place.
+
+        Args:
+            directions: (rank, values) the directions along which they are measured.
+        """
+        inverse: Tensor = torch.linalg.pinv(self.weight @ directions.mT).mT
         return self.positions @ inverse
 
     def tokens(self, patches: Tensor) -> Tensor:
-        """(patches, dim) that patches (patches, values) become in their places, less their means."""
+        """Embed patches in their places: (patches, dim) tokens, less their means.
+
+        Args:
+            patches: (patches, values) in the network's input space.
+        """
         return centred(patches @ self.weight.mT) + self.shift + self.positions
 
 
 def _cheapest(costs: Tensor, pairs: Tensor) -> Tensor:
-    """Pairs (pairs, 2) by what it costs to swap them; ``costs`` (tokens, tokens) of one in the place of the other."""
+    """Sort pairs (pairs, 2) by what a swap costs; ``costs`` (tokens, tokens) are of each in every other's place."""
     first, second = pairs.mT
     own_costs = costs.diagonal()
     swapped = costs[first, second] + costs[second, first] - own_costs[first] - own_costs[second]
@@ -132,12 +157,21 @@ def _cheapest(costs: Tensor, pairs: Tensor) -> Tensor:
 
 
 def by_slopes(slopes: Tensor, rows: Tensor) -> Tensor:
-    """Places of tokens with slopes (tokens, dim), where the position embedding has the gradients (patches, dim)."""
+    """Find places (tokens,) by the gradient of the position embedding, which has a row per place.
+
+    Args:
+        slopes: (tokens, dim), the loss's gradient at each token.
+        rows: (patches, dim) of the position embedding's gradient.
+    """
     return assigned(torch.cdist(slopes, rows) / (slopes.norm(dim=1)[:, None] + rows.norm(dim=1)))
 
 
 def assigned(costs: Tensor) -> Tensor:
-    """(tokens,) places, each once, of the least sum of costs (tokens, places)."""
+    """Assign each token a place of its own at the least sum of costs; return places (tokens,).
+
+    Args:
+        costs: (tokens, places).
+    """
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415 (takes a quarter of a second to import)
 
     _, places = linear_sum_assignment(costs.cpu().numpy())
@@ -145,17 +179,27 @@ def assigned(costs: Tensor) -> Tensor:
 
 
 def in_place(rows: Tensor, places: Tensor) -> Tensor:
-    """Rows (tokens, values) in the order of the places that they belong to."""
+    """Sort rows into the places that they belong to.
+
+    Args:
+        rows: (tokens, values).
+        places: (tokens,), each once.
+    """
     ordered = torch.empty_like(rows)
     ordered[places] = rows
     return ordered
 
 
 def fill(affine: AffinePatches, missing: Tensor, model: Entrance) -> Tensor:
-    """The most natural picture (patches, values) of which patches ``missing`` (patches,) bool are open altogether.
+    """Return the most natural picture (patches, values) where some patches are open altogether.
 
     The other patches are open along the basis alone, as for ``close``. The preconditioner solves these on a torus and
     each missing patch by itself.
+
+    Args:
+        affine: What is known of the patches; those that are not missing are open along its basis alone.
+        missing: (patches,) bool, those that are open altogether.
+        model: With an image size that the prior knows.
     """
     if not missing.any():
         return close(affine, model)

@@ -1,7 +1,7 @@
-"""Where searches for tokens start: at tokens of patches that are drawn from the prior of natural pictures.
+"""Starts of searches for tokens: tokens of patches that are drawn from the prior of natural pictures.
 
-From points drawn alike in all directions nearly all searches end in the few places where smooth patches crowd. Drawn
-patches have most of their level taken away, because what tells patches apart is not their brightness.
+From isotropic points nearly all searches end in the few places where smooth patches crowd. Most of the level of drawn
+patches is taken away, because brightness does not tell patches apart.
 """
 
 from dataclasses import dataclass
@@ -13,30 +13,39 @@ from fedmjp.attacks.first_block.block import Norm, norm_of
 from fedmjp.attacks.first_block.places import TokenEmbedding
 from fedmjp.models.classifier import VitClassifier
 
-LEVEL = 0.1  # what is left of the mean of each channel
+LEVEL = 0.1  # share of the mean of each channel that remains
 
 
 @dataclass(frozen=True)
 class NaturalStarts:
-    """Draws whitened tokens behind the first attention, as if it added nothing."""
+    """Draws whitened tokens behind the first attention, as if attention added nothing."""
 
-    entrance: TokenEmbedding
+    embedding: TokenEmbedding
     norm: Norm
     root: Tensor  # (values, values), of the covariance of patches
 
     @staticmethod
     def of(model: VitClassifier) -> "NaturalStarts":
-        """For one model."""
-        entrance = TokenEmbedding.of(model)
-        strengths, axes = torch.linalg.eigh(entrance.prior.covariance)
-        return NaturalStarts(entrance, norm_of(model, "0.norm2"), axes * strengths.clamp(min=0).sqrt())
+        """Prepare to draw starts for one model.
+
+        Args:
+            model: With an image size that the prior knows.
+        """
+        embedding = TokenEmbedding.of(model)
+        strengths, axes = torch.linalg.eigh(embedding.prior.covariance)
+        return NaturalStarts(embedding, norm_of(model, "0.norm2"), axes * strengths.clamp(min=0).sqrt())
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
-        """(count, dim), in places drawn alike."""
-        positions, mean = self.entrance.positions, self.entrance.prior.mean
+        """Draw whitened tokens (count, dim), in uniformly drawn places.
+
+        Args:
+            count: How many.
+            generator: On the CPU.
+        """
+        positions, mean = self.embedding.positions, self.embedding.prior.mean
         drawn = torch.randn(count, len(mean), generator=generator, dtype=torch.float64).to(mean) @ self.root.mT
         channels = drawn.view(count, 3, -1)
         patches = (channels - (1 - LEVEL) * channels.mean(2, keepdim=True)).flatten(1) + mean
         places = torch.randint(len(positions), (count,), generator=generator).to(mean.device)
-        tokens = patches @ self.entrance.weight.mT + self.entrance.shift + positions[places]
+        tokens = patches @ self.embedding.weight.mT + self.embedding.shift + positions[places]
         return self.norm.whiten(tokens)[0]

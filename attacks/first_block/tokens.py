@@ -39,7 +39,11 @@ PASSES = 6  # in which tokens and attention follow from each other
 
 
 def centred(rows: Tensor) -> Tensor:
-    """Rows less their means: what LayerNorms see of a token."""
+    """Subtract the mean over the dimensions, which no LayerNorm sees of a token.
+
+    Args:
+        rows: (rows, dim).
+    """
     return rows - rows.mean(-1, keepdim=True)
 
 
@@ -52,21 +56,31 @@ class EnteringTokens:
 
 
 def entering(model: VitClassifier, gradients: Mapping[str, Tensor], whitened: Tensor) -> EnteringTokens:
-    """From whitened tokens (tokens, dim), all that the gradients are sums over."""
+    """Solve for the tokens that enter the block, from all tokens that the gradients are sums over.
+
+    Args:
+        model: With the weights of the upload.
+        gradients: The uploaded ones of the first block, float64.
+        whitened: (tokens, dim) behind the attention.
+    """
     block, fc2 = first_block(model), linear_of(model, "0.mlp.fc2")
-    before = block.fc1(whitened * block.norm2.gain + block.norm2.bias)
-    at_outputs = torch.linalg.lstsq(gelu(before).mT, gradients[FC2_WEIGHT].mT).solution
-    inner = (at_outputs @ fc2.weight * gelu_slope(before)) @ block.fc1.weight * block.norm2.gain
+    before_gelu = block.fc1(whitened * block.norm2.gain + block.norm2.bias)
+    at_outputs = torch.linalg.lstsq(gelu(before_gelu).mT, gradients[FC2_WEIGHT].mT).solution
+    inner = (at_outputs @ fc2.weight * gelu_slope(before_gelu)) @ block.fc1.weight * block.norm2.gain
     through = centred(inner) - whitened * (inner * whitened).mean(1, keepdim=True)
-    rest = gradients[PROJ_BIAS] - at_outputs.sum(0)
-    inverse = torch.linalg.lstsq(through.mT, rest[:, None]).solution
+    open_sum = gradients[PROJ_BIAS] - at_outputs.sum(0)
+    inverse = torch.linalg.lstsq(through.mT, open_sum[:, None]).solution
     slopes = at_outputs + inverse * through
     heads = torch.linalg.lstsq(slopes.mT, gradients[PROJ_WEIGHT]).solution
     return EnteringTokens(centred(whitened / inverse - block.proj(heads)), heads)
 
 
 def class_token(model: VitClassifier) -> Tensor:
-    """(dim,) with its position: the one token that everybody knows."""
+    """Return the class token with its position, (dim,): the token that everybody knows.
+
+    Args:
+        model: With the weights of the upload.
+    """
     token, positions = (model.get_parameter(name).detach() for name in (names.CLASS_TOKEN, names.POSITION_EMBEDDING))
     return (token[0, 0] + positions[0, 0]).double()
 
@@ -77,14 +91,21 @@ class PartialTokens:
 
     equations: TokenEquations
     behind: Tensor  # (tokens, dim)
-    kept: Tensor  # (whitened tokens,) bool, which of those that were given these are
-    known: Tensor  # (1, dim), the class token as it enters
+    rows: Tensor  # (whitened tokens,) bool, which of the whitened tokens these are
+    class_token: Tensor  # (1, dim), as it enters
 
     @staticmethod
     def of(
         equations: TokenEquations, gradients: Mapping[str, Tensor], whitened: Tensor, model: VitClassifier
     ) -> "PartialTokens":
-        """From whitened tokens (tokens, dim) that prove themselves, of which the class token is left out."""
+        """Build from whitened tokens that prove themselves; the class token is left out.
+
+        Args:
+            equations: The equations that the tokens solve.
+            gradients: The uploaded ones of the first block, float64.
+            whitened: (tokens, dim) behind the attention.
+            model: With the weights of the upload.
+        """
         at_outputs, at_inner = equations.slopes(whitened)
         inner = at_inner @ equations.block.fc1.weight * equations.block.norm2.gain
         through = centred(inner) - whitened * (inner * whitened).mean(1, keepdim=True)
@@ -93,23 +114,31 @@ class PartialTokens:
         inverse = -(still * moving).sum(1, keepdim=True) / moving.square().sum(1, keepdim=True)
         every = torch.ones_like(whitened[:, 0], dtype=torch.bool)
         some = PartialTokens(equations, whitened / inverse, every, centred(class_token(model))[None])
-        away = (some.entering(None) - some.known).norm(dim=1)
-        other = (away > away.min()) | (away > some.known.norm())  # the class token may be among those that were not met
-        return replace(some, behind=some.behind[other], kept=other)
+        away = (some.entering(None) - some.class_token).norm(dim=1)
+        # The class token may be among those that were not found.
+        is_patch = (away > away.min()) | (away > some.class_token.norm())
+        return replace(some, behind=some.behind[is_patch], rows=is_patch)
 
     def entering(self, patches: Tensor | None) -> Tensor:
-        """(tokens, dim) that enter, less their means, where attention sees the class token and those of ``patches``.
+        """Solve for the tokens (tokens, dim) that enter the block, less their means.
 
-        ``patches`` (patches, dim) are all tokens of the picture; None takes the tokens themselves for all.
+        Args:
+            patches: (patches, dim) all tokens of the picture, which attention sees beside the class token; if None, it
+                sees these tokens themselves.
         """
         block, tokens = self.equations.block, self.behind
         for _ in range(PASSES):
-            seen = torch.cat([self.known, tokens if patches is None else patches])
-            tokens = self.behind - centred(block.attention(tokens, block.keys_values(seen)))
+            context = torch.cat([self.class_token, tokens if patches is None else patches])
+            tokens = self.behind - centred(block.attention(tokens, block.keys_values(context)))
         return tokens
 
     def guesses(self, patches: Tensor, places: Tensor) -> Tensor:
-        """Whitened tokens (places, dim) behind the attention, of all tokens ``patches`` (patches, dim) that enter."""
+        """Compute whitened tokens (places, dim) behind the attention, as guesses of tokens that were not found.
+
+        Args:
+            patches: (patches, dim) all tokens that enter.
+            places: (places,) those wanted.
+        """
         block, tokens = self.equations.block, patches[places]
-        looked_at = block.keys_values(torch.cat([self.known, patches]))
+        looked_at = block.keys_values(torch.cat([self.class_token, patches]))
         return block.norm2.whiten(tokens + block.attention(tokens, looked_at))[0]

@@ -24,7 +24,7 @@ from torch import Tensor
 from fedmjp.attacks.first_block import block
 from fedmjp.attacks.first_block.block import FC1_WEIGHT, FC2_WEIGHT
 from fedmjp.attacks.first_block.equations import TokenEquations
-from fedmjp.attacks.first_block.search import search
+from fedmjp.attacks.first_block.search import ROUNDS, STARTS, search
 from fedmjp.attacks.first_block.tokens import EnteringTokens, centred, class_token, entering
 from fedmjp.attacks.gauss_newton.refined import PlaceEquations
 from fedmjp.attacks.mjp.affine import AffinePatches
@@ -32,8 +32,6 @@ from fedmjp.attacks.mjp.closing import close
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.patches import from_patches
-
-ROUNDS, STARTS = 25, 96  # of the search for tokens, as ``first_mlp`` has them
 
 
 def states_tokens(model: VitClassifier, pictures: int) -> bool:
@@ -75,7 +73,7 @@ def by_tokens(
         sorted_ = TokenSorter(affine, model)
         members = sorted_.members(made, sorted_.places(made.tokens, len(labels)))
         natural = (close(affine, model) - affine.fixed) @ affine.basis.mT
-        along = torch.where((members < behind.met)[..., None], sorted_.along(made, members), natural)
+        along = torch.where((members < behind.proven)[..., None], sorted_.along(made, members), natural)
         places = PlaceEquations(equations, class_token(model), sorted_.still, sorted_.moves)
         refined = torch.stack([places.refined(each) for each in along])
         patches = affine.fixed + refined @ affine.basis

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from fedmjp.attacks import Reveals
 from fedmjp.benchmarks.leaderboard.entries import LEAKAGE
 from fedmjp.benchmarks.leaderboard.statistics import gain_below, share_below
 from fedmjp.metrics import EXACT, RECOGNISABLE, metric
+from fedmjp.settings import Reveals
 
 EXACT_FEATURE = 1e-3  # feature_error up to which a feature counts as exact: float32 gradients leave less
 POINTS = 100  # percentage points of a share

@@ -85,7 +85,8 @@ def _show(folder: Path, formats: list[str], output: Path | None, *, pictures: bo
     from fedmjp.benchmarks.folder.study import open_results
     from fedmjp.benchmarks.report.publish import FORMATS, publish
     from fedmjp.benchmarks.report.render import board_in, gallery_in
-    from fedmjp.benchmarks.report.tables import print_table
+    from fedmjp.benchmarks.report.tables import Report
+    from fedmjp.benchmarks.report.terminal import print_table
     from fedmjp.errors import UnknownNameError
 
     console = wide_console()
@@ -102,7 +103,7 @@ def _show(folder: Path, formats: list[str], output: Path | None, *, pictures: bo
     written = publish(board, target, formats=chosen, pictures=gallery)
     if not holds_scores(target):  # whose manifest says what its rows are
         write_json(target / "manifest.json", board.about)
-    print_table(board, console)
+    print_table(Report(board), console)
     tell(console, f"Written: {', '.join(map(str, written))}")
 
 

@@ -17,14 +17,13 @@ from torch import Tensor
 from fedmjp.attacks.base import on_device
 from fedmjp.attacks.first_block.block import FC1_WEIGHT, FC2_WEIGHT, linear_of
 from fedmjp.attacks.first_block.equations import TokenEquations
-from fedmjp.attacks.first_block.search import meet
+from fedmjp.attacks.first_block.search import ROUNDS, STARTS, find_tokens
 from fedmjp.attacks.first_block.tokens import centred
 from fedmjp.attacks.mjp.span.equations import Attended, PatchEquations, PatchSet, attended
 from fedmjp.attacks.mjp.span.free import coefficients_of
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Upload
 
-ROUNDS, STARTS = 25, 96  # of the search for tokens, as ``first_mlp`` has them
 DRY = 2  # rounds without a new token: what is left is nearly equal to others, and found better from these
 MOST = 0.5  # of all tokens: with more of them a search begins there
 PASSES = 3  # in which coefficients and attention follow from each other
@@ -37,7 +36,7 @@ def stated_tokens(
     first, second = (on_device(upload, name, model) for name in (FC1_WEIGHT, FC2_WEIGHT))
     count = 1 + len(equations.mask)
     of_mlp = TokenEquations(equations.block, linear_of(model, "0.mlp.fc2"), first, second, count, until)
-    return meet(of_mlp, ROUNDS, STARTS, generator, dry_rounds=DRY)
+    return find_tokens(of_mlp, ROUNDS, STARTS, generator, dry_rounds=DRY)
 
 
 def suffice(equations: PatchEquations, tokens: Tensor) -> bool:
