@@ -10,8 +10,8 @@ import pandas as pd
 
 from fedmjp.benchmarks.folder.output import write_text
 from fedmjp.benchmarks.folder.study import holds_plan, holds_study
-from fedmjp.benchmarks.leaderboard.entries import Difference, Entry, Record, Submission, Submitter, entry_id
-from fedmjp.benchmarks.leaderboard.figures import Figures, judged, marginal_name
+from fedmjp.benchmarks.leaderboard.entries import BoardEntry, Difference, Record, Submission, Submitter, entry_id
+from fedmjp.benchmarks.leaderboard.figures import BoardFigures, judged, marginal_name
 from fedmjp.benchmarks.leaderboard.measures import MEASURES, computable_metric, needed_metrics
 from fedmjp.benchmarks.leaderboard.pairing import Pairs
 from fedmjp.benchmarks.leaderboard.plausible import (
@@ -21,7 +21,7 @@ from fedmjp.benchmarks.leaderboard.plausible import (
     impossible_origin,
     odd_texts,
 )
-from fedmjp.benchmarks.leaderboard.statistics import Sample
+from fedmjp.benchmarks.leaderboard.statistics import UploadSample
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.benchmarks.plan.trial_plan import ABOUT
 from fedmjp.config import ModelConfig
@@ -47,7 +47,7 @@ class _Admitted(Record):
     submission: Submission
 
 
-def admit(entry_file: Path, board_folder: Path) -> tuple[Entry, ...]:
+def admit(entry_file: Path, board_folder: Path) -> tuple[BoardEntry, ...]:
     """Check a file that holds a ``Submission`` and put it beside a board, with all figures as computed here.
 
     Raises:
@@ -86,7 +86,7 @@ def _refuse_duplicates(submission: Submission, board_folder: Path) -> None:
         raise AdmissionError(f"{submission.entries[0].id}.json in {board_folder / SUBMITTED} is damaged: remove it")
 
 
-def _measured(entry: Entry) -> str:
+def _measured(entry: BoardEntry) -> str:
     """The same cell on the same pictures, in whichever campaign."""
     return entry_id(entry.cell, "", entry.provenance.pictures_sha256, "submitted")
 
@@ -98,12 +98,12 @@ def _is_of(submitter: Submitter, other: Submitter | None) -> bool:
     )
 
 
-def submitted(board_folder: Path, *, tell: Callable[[str], object] = warnings.warn) -> tuple[Entry, ...]:
+def submitted(board_folder: Path, *, tell: Callable[[str], object] = warnings.warn) -> tuple[BoardEntry, ...]:
     """The entries that were admitted to a board, checked again.
 
     Files that were changed or damaged since are left out; ``tell`` gets a line for each.
     """
-    entries: list[Entry] = []
+    entries: list[BoardEntry] = []
     for path in _files(board_folder):
         try:
             admitted = _Admitted.read(read_file(path, 2 * LARGEST))  # indented
@@ -132,7 +132,7 @@ def _parsed(path: Path) -> Submission:
     entries = content.get("entries") if isinstance(content, dict) else None
     for number, values in enumerate(entries if isinstance(entries, list) else [], start=1):
         try:
-            Entry.read(json.dumps(values))
+            BoardEntry.read(json.dumps(values))
         except ConfigError as error:
             raise ConfigError(f"{path}, entry {number}: {error}") from None
     try:
@@ -152,7 +152,7 @@ def _checked(submission: Submission) -> Submission:
         _refuse(entry, _flat_ones(entry, flat))
         _refuse(entry, impossible_figures(entry))
         _refuse(entry, impossible_origin(entry))
-    figures = Figures(
+    figures = BoardFigures(
         ids={cell: _id(cell, entry, submission.submitter.name) for cell, entry in claimed.items()},
         pictures={cell: _scores(entry) for cell, entry in claimed.items()},
         worst={cell: {name: figure.worst for name, figure in entry.metrics.items()} for cell, entry in claimed.items()},
@@ -175,13 +175,13 @@ def _checked(submission: Submission) -> Submission:
     return submission.model_copy(update={"entries": tuple(entries)})
 
 
-def _scores(entry: Entry) -> pd.DataFrame:
+def _scores(entry: BoardEntry) -> pd.DataFrame:
     """A row per picture; the columns that are needed also where no picture counts."""
     names = dict.fromkeys([*entry.scores, *needed_metrics(entry.reveals)])
     return pd.DataFrame(entry.scores, columns=list(names), dtype=float)
 
 
-def _flat_ones(entry: Entry, flat: Set[tuple[str, str]]) -> Iterator[str]:
+def _flat_ones(entry: BoardEntry, flat: Set[tuple[str, str]]) -> Iterator[str]:
     """Pictures that count in this entry, but are flat in another one of the same pictures, or in itself."""
     measure = MEASURES[entry.reveals]
     for name in entry.scores.get(measure.leakage, {}) if measure.colour_tells else ():
@@ -189,24 +189,24 @@ def _flat_ones(entry: Entry, flat: Set[tuple[str, str]]) -> Iterator[str]:
             yield f"{name} counts, but is flat in another entry or in this one"
 
 
-def _against_references(cell: Cell, claimed: Mapping[Cell, Entry], pairs: Pairs) -> Iterator[str]:
+def _against_references(cell: Cell, claimed: Mapping[Cell, BoardEntry], pairs: Pairs) -> Iterator[str]:
     """What an entry says against those that it is held against."""
     for reference in (pairs.floor(cell), pairs.twin(cell), *pairs.without_each(cell).values()):
         if reference is not None:
             yield from contradictions_with(claimed[cell], claimed[reference])
 
 
-def _refuse(entry: Entry, reasons: Iterable[str]) -> None:
+def _refuse(entry: BoardEntry, reasons: Iterable[str]) -> None:
     for reason in reasons:
         raise AdmissionError(f"{_named(entry)}: {reason}")
 
 
-def _id(cell: Cell, entry: Entry, submitter: str) -> str:
+def _id(cell: Cell, entry: BoardEntry, submitter: str) -> str:
     provenance = entry.provenance
     return entry_id(cell, f"{submitter} {provenance.campaign}", provenance.pictures_sha256, "submitted")
 
 
-def _contradictions(entry: Entry) -> Iterator[str]:
+def _contradictions(entry: BoardEntry) -> Iterator[str]:
     """What an entry says against itself or against what is known here, without computing anything."""
     if entry.verdict == "refused":
         yield "an attack that was not run has nothing to show; leave the entry out"
@@ -221,7 +221,7 @@ def _contradictions(entry: Entry) -> Iterator[str]:
     yield from _of_uploads(entry)
 
 
-def _of_scores(entry: Entry) -> Iterator[str]:
+def _of_scores(entry: BoardEntry) -> Iterator[str]:
     """Every metric has to be of the same pictures, and those have to be there that verdicts follow from."""
     measure, flat, seeds = MEASURES[entry.reveals], entry.flat or {}, entry.provenance.seeds
     for name in {**entry.scores, **entry.metrics}:
@@ -246,7 +246,7 @@ def _of_scores(entry: Entry) -> Iterator[str]:
         )
 
 
-def _of_uploads(entry: Entry) -> Iterator[str]:
+def _of_uploads(entry: BoardEntry) -> Iterator[str]:
     """Of how many pictures uploads are, its threat model says: which came together, it must say itself."""
     together, behind = entry.together, entry.threat.isolated.pictures
     if together and together.keys() != entry.scores.get(MEASURES[entry.reveals].leakage, {}).keys():
@@ -263,7 +263,7 @@ def _of_uploads(entry: Entry) -> Iterator[str]:
         yield f"together names {largest} pictures of one upload, which is of {entry.threat.pictures}"
 
 
-def _of_defences(entry: Entry) -> Iterator[str]:
+def _of_defences(entry: BoardEntry) -> Iterator[str]:
     """What the clients did must not be told one way to pair cells, and another to show them."""
     pipeline = entry.pipeline
     seen = pipeline.of_stage("examples", "update", "aggregate").configs
@@ -279,7 +279,7 @@ def _of_defences(entry: Entry) -> Iterator[str]:
         yield f"its mask ratio is {entry.mask_ratio:g}, but that of its defences {pipeline.mask_ratio:g}"
 
 
-def _of_attack(entry: Entry) -> Iterator[str]:
+def _of_attack(entry: BoardEntry) -> Iterator[str]:
     """What we know of an attack, nobody may claim otherwise; references have to be ones that we know."""
     from fedmjp.benchmarks.plan.experiment import AttackConfig  # noqa: PLC0415 (it brings torch)
     from fedmjp.models.build import blueprint  # noqa: PLC0415
@@ -311,7 +311,7 @@ def _of_attack(entry: Entry) -> Iterator[str]:
             yield f"{entry.attack} does not take the defence {entry.defence} into account"
 
 
-def _differences(theirs: Entry, ours: Entry, samples: Mapping[str, Sample]) -> Iterator[str]:
+def _differences(theirs: BoardEntry, ours: BoardEntry, samples: Mapping[str, UploadSample]) -> Iterator[str]:
     """Where claimed figures are not those that follow from the scores per picture."""
     spreads = {name: float(sample.means.std() / len(sample.means) ** 0.5) for name, sample in samples.items()}
     claims, figures = _figures(theirs), _figures(ours)
@@ -331,7 +331,7 @@ def _differences(theirs: Entry, ours: Entry, samples: Mapping[str, Sample]) -> I
         yield _off("exposed", theirs.exposed, ours.exposed)
 
 
-def _figures(entry: Entry) -> dict[str, Record | None]:
+def _figures(entry: BoardEntry) -> dict[str, Record | None]:
     """As messages and samples name them."""
     return {
         **entry.metrics,
@@ -347,5 +347,5 @@ def _off(name: str, theirs: object, ours: object) -> str:
     return f"{name} is {theirs}, but its scores per picture give {ours}"
 
 
-def _named(entry: Entry) -> str:
+def _named(entry: BoardEntry) -> str:
     return f"{entry.model}, {entry.defence}, {entry.attack}, setting {entry.setting}"

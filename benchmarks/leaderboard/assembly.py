@@ -11,8 +11,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from fedmjp.benchmarks.folder.store import START_OVER
-from fedmjp.benchmarks.leaderboard.entries import FLAT, Cost, Entry, Provenance, Utility, entry_id
-from fedmjp.benchmarks.leaderboard.figures import Figures, judged
+from fedmjp.benchmarks.leaderboard.entries import FLAT, BoardEntry, Cost, Provenance, Utility, entry_id
+from fedmjp.benchmarks.leaderboard.figures import BoardFigures, judged
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
@@ -27,7 +27,7 @@ TAKEN = (
 Environments = Mapping[str, dict[str, Any]]
 
 
-def entries_of(plan: TrialPlan, trials: pd.DataFrame, environments: Environments) -> list[Entry]:
+def entries_of(plan: TrialPlan, trials: pd.DataFrame, environments: Environments) -> list[BoardEntry]:
     """One judged entry per cell, in the order of the plan."""
     about, planned = plan.about, {cell: cell for cell in plan.cells}
     places = {cell: place for place, cell in enumerate(planned)}
@@ -51,7 +51,7 @@ def entries_of(plan: TrialPlan, trials: pd.DataFrame, environments: Environments
     worst: dict[Any, dict[Any, float]] = extremes.to_dict("index")
     pictures = _by_place(means.droplevel(0), means.index.get_level_values(0), places)
     provenances = {cell: _provenance(cell_rows[cell], about, environments) for cell in places}
-    figures = Figures(
+    figures = BoardFigures(
         ids={
             cell: entry_id(cell, about["name"], provenance.pictures_sha256, "reproduced")
             for cell, provenance in provenances.items()
@@ -136,11 +136,11 @@ def _entry(
     figures: Mapping[str, Any],
     utility: Utility | None,
     provenance: Provenance,
-) -> Entry:
+) -> BoardEntry:
     status = rows["status"].to_numpy(dtype=object)
     finished, failed = status == "ok", status == "failed"
     errors = rows.loc[failed, "error"].fillna("no message").value_counts() if failed.any() else pd.Series(dtype=int)
-    return Entry(
+    return BoardEntry(
         **planned.identity,
         **figures,
         defence=planned.defence,

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pandas as pd
 
 from fedmjp.benchmarks.leaderboard.assembly import entries_of, span
-from fedmjp.benchmarks.leaderboard.entries import Board, Entry, Reported
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, ReportedRow
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.leaderboard.notes import notes
 from fedmjp.benchmarks.leaderboard.standings import standings
@@ -22,8 +22,8 @@ def board_of(
     trials: pd.DataFrame,
     environments: Mapping[str, dict[str, Any]],
     *,
-    reported: Sequence[Reported] = (),
-    submitted: Sequence[Entry] = (),
+    reported: Sequence[ReportedRow] = (),
+    submitted: Sequence[BoardEntry] = (),
 ) -> Board:
     """The leaderboard of a folder of results: every planned cell gets an entry, also without any trial.
 

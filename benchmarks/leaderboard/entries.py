@@ -162,7 +162,7 @@ class Submitter(Record):
     link: str = Field(pattern=r"^https?://\S+$")
 
 
-class Entry(Record):
+class BoardEntry(Record):
     """One cell: what was attacked how, under which threat model, what came of it, and whence.
 
     What ``Cell`` has, too, means the same here; ``defence`` is the label of ``defences``. ``n``
@@ -264,7 +264,7 @@ class Submission(Record):
 
     schema_version: Literal[4] = SCHEMA_VERSION
     submitter: Submitter
-    entries: tuple[Entry, ...] = Field(min_length=1)
+    entries: tuple[BoardEntry, ...] = Field(min_length=1)
 
 
 class Standing(Record):
@@ -297,7 +297,7 @@ class Standing(Record):
         return self.threat.undefended
 
 
-class Reported(Record):
+class ReportedRow(Record):
     """One row of a paper's table, as printed there; never mixed with what was measured here."""
 
     source: str
@@ -313,10 +313,10 @@ class Reported(Record):
     differs: str
 
 
-_REPORTED = TypeAdapter(tuple[Reported, ...])
+_REPORTED = TypeAdapter(tuple[ReportedRow, ...])
 
 
-def reported_in(names: Iterable[str]) -> tuple[Reported, ...]:
+def reported_in(names: Iterable[str]) -> tuple[ReportedRow, ...]:
     """The rows of papers' tables, by name (``mjp_table5``).
 
     Raises:
@@ -324,7 +324,7 @@ def reported_in(names: Iterable[str]) -> tuple[Reported, ...]:
     """
     folder = resources.files(__package__).joinpath("reported")
     tables = {file.name.removesuffix(".json"): file for file in folder.iterdir()}
-    rows: list[Reported] = []
+    rows: list[ReportedRow] = []
     for name in names:
         if name not in tables:
             raise UnknownNameError("reported table", name, tables)
@@ -341,9 +341,9 @@ class Board(Record):
     question: str
     recognisable_at: float = RECOGNISABLE
     metrics: tuple[str, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[BoardEntry, ...]
     standings: tuple[Standing, ...]
-    reported: tuple[Reported, ...]
+    reported: tuple[ReportedRow, ...]
     notes: tuple[str, ...]
     about: dict[str, Any]
 
@@ -357,6 +357,6 @@ class Board(Record):
         )
 
     @cached_property
-    def by_id(self) -> dict[str | None, Entry]:
+    def by_id(self) -> dict[str | None, BoardEntry]:
         """The entries, to follow what they are held against."""
         return {entry.id: entry for entry in self.entries}

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Difference, Entry, Marginal, Share
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, BoardEntry, Difference, Marginal, Share
 from fedmjp.benchmarks.leaderboard.measures import MEASURES, Measure, Threshold
 from fedmjp.benchmarks.leaderboard.pairing import Pairs
-from fedmjp.benchmarks.leaderboard.statistics import Interval, Sample, difference, intervals, share, statistics
+from fedmjp.benchmarks.leaderboard.statistics import Interval, UploadSample, difference, intervals, share, statistics
 from fedmjp.benchmarks.leaderboard.verdicts import judge
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.metrics import metric
@@ -26,7 +26,7 @@ def marginal_name(label: str) -> str:
 
 
 @dataclass(frozen=True)
-class Figures:
+class BoardFigures:
     """Figures of the cells of a board or a submission.
 
     ``ids`` are those of entries. ``pictures`` have a column per metric and a row per picture that has a leakage and
@@ -45,11 +45,11 @@ class Figures:
         return Pairs(list(self.pictures))
 
     @cached_property
-    def samples(self) -> dict[Cell, dict[str, Sample]]:
+    def samples(self) -> dict[Cell, dict[str, UploadSample]]:
         """Everything that has a mean with an interval, by name: metrics, and differences of leakage."""
         return {
             cell: {
-                name: Sample.of(values, self.together[cell])
+                name: UploadSample.of(values, self.together[cell])
                 for name, values in (scores | self._over(cell)).items()
                 if values
             }
@@ -151,7 +151,7 @@ def _by_metric(pictures: pd.DataFrame) -> dict[str, _Values]:
     }
 
 
-def judged(entries: Iterable[Entry]) -> list[Entry]:
+def judged(entries: Iterable[BoardEntry]) -> list[BoardEntry]:
     """Entries with what the rules say of them; what was refused stays so."""
     by_id = {entry.id: entry for entry in entries}
     return [

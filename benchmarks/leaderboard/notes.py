@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fedmjp.benchmarks.leaderboard.entries import FLAT, Entry, Reported
+from fedmjp.benchmarks.leaderboard.entries import FLAT, BoardEntry, ReportedRow
 from fedmjp.benchmarks.leaderboard.listing import listed
 from fedmjp.metrics import metric
 
@@ -19,7 +19,7 @@ STATISTICS = (
 )
 
 
-def notes(entries: Sequence[Entry], about: Mapping[str, Any], reported: Sequence[Reported]) -> list[str]:
+def notes(entries: Sequence[BoardEntry], about: Mapping[str, Any], reported: Sequence[ReportedRow]) -> list[str]:
     """Those that apply to this board, each once."""
     ours = [entry for entry in entries if entry.origin == "reproduced"]
     return [
@@ -40,7 +40,7 @@ def notes(entries: Sequence[Entry], about: Mapping[str, Any], reported: Sequence
     ]
 
 
-def _on_attacks(entries: Sequence[Entry]) -> Iterator[str]:
+def _on_attacks(entries: Sequence[BoardEntry]) -> Iterator[str]:
     if any(entry.model.endswith("_april") for entry in entries):
         yield APRIL
     if any(entry.role == "bound" for entry in entries):
@@ -59,7 +59,7 @@ def _on_attacks(entries: Sequence[Entry]) -> Iterator[str]:
         )
 
 
-def _on_weights(entries: Sequence[Entry]) -> Iterator[str]:
+def _on_weights(entries: Sequence[BoardEntry]) -> Iterator[str]:
     by_id = {entry.id: entry for entry in entries}
     untrained = {entry.model for entry in entries if entry.weights == "untrained"}
     if untrained:
@@ -74,7 +74,7 @@ def _on_weights(entries: Sequence[Entry]) -> Iterator[str]:
         yield f"The twin of {twinned} is an undefended model of other weights: the difference is that of both."
 
 
-def _on_pictures(about: Mapping[str, Any], entries: Sequence[Entry]) -> Iterator[str]:
+def _on_pictures(about: Mapping[str, Any], entries: Sequence[BoardEntry]) -> Iterator[str]:
     if flat := {name for entry in entries for name in entry.flat or ()}:
         alone = f"whose mean colour alone scores {FLAT:g} dB or more"
         yield f"Flat pictures, {len(flat)} here, {alone}, count in no figure and decide no verdict."
@@ -86,7 +86,7 @@ def _on_pictures(about: Mapping[str, Any], entries: Sequence[Entry]) -> Iterator
         yield f"{skipped} pictures of the data were skipped because they cannot be read; others took their places."
 
 
-def _on_trials(entries: Sequence[Entry]) -> Iterator[str]:
+def _on_trials(entries: Sequence[BoardEntry]) -> Iterator[str]:
     for attack, count in {entry.attack: entry.left_out for entry in entries if entry.left_out}.items():
         yield f"{attack} is not run on {count} pictures that its prior was made of."
     if failures := sum(entry.failures for entry in entries):
@@ -95,7 +95,7 @@ def _on_trials(entries: Sequence[Entry]) -> Iterator[str]:
         yield f"{missing} trials are not run yet."
 
 
-def _on_metrics(entries: Sequence[Entry], metrics: Sequence[str]) -> Iterator[str]:
+def _on_metrics(entries: Sequence[BoardEntry], metrics: Sequence[str]) -> Iterator[str]:
     ran = [entry for entry in entries if entry.n]
     for name in metrics:
         scored = [entry for entry in ran if (entry.reveals == "pictures") is (metric(name).of == "pictures")]

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Any
 
-from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Entry, Provenance
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, BoardEntry, Provenance
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
 from fedmjp.config import MAX_SEED, ModelConfig
 from fedmjp.metrics import metric
@@ -34,7 +34,7 @@ def odd_texts(content: Any) -> Iterator[str]:
             yield f"the text {value[:40]!a} {fault}"
 
 
-def impossible_figures(entry: Entry) -> Iterator[str]:
+def impossible_figures(entry: BoardEntry) -> Iterator[str]:
     """Metrics and shares that lie where none can, or that contradict each other."""
     trials = _trials_per_picture(entry)
     for picture, value in (entry.flat or {}).items():
@@ -50,7 +50,7 @@ def impossible_figures(entry: Entry) -> Iterator[str]:
         yield f"{entry.realised_ratio:g} of the patches were masked, but its defences mask {entry.mask_ratio:g} at most"
 
 
-def _trials_per_picture(entry: Entry) -> int:
+def _trials_per_picture(entry: BoardEntry) -> int:
     """How many trials a score may be the mean of."""
     return 1 if entry.trials == entry.n + len(entry.flat or ()) else len(entry.provenance.seeds)
 
@@ -77,7 +77,7 @@ def _not_the_worst(name: str, values: Sequence[float], worst: float, trials: int
         yield f"{name} worst is {worst}, but its scores per picture give {most}"
 
 
-def _against_leakage(entry: Entry, trials: int) -> Iterator[str]:
+def _against_leakage(entry: BoardEntry, trials: int) -> Iterator[str]:
     """PSNR is the MSE in decibels, trial by trial; the mean over several trials of a picture is of the logarithm."""
     if not {ERROR, LEAKAGE} <= entry.scores.keys():
         return
@@ -90,7 +90,7 @@ def _against_leakage(entry: Entry, trials: int) -> Iterator[str]:
         yield f"{ERROR} worst is {error}, but the {LEAKAGE} makes {least:.6g}"
 
 
-def _found_among_fewer(entry: Entry) -> Iterator[str]:
+def _found_among_fewer(entry: BoardEntry) -> Iterator[str]:
     """Who is found as the nearest is among the five nearest."""
     for first, more in (("rank1", "rank5"), ("rank1_crop", "rank5_crop")):
         among = entry.scores.get(more, {})
@@ -99,7 +99,7 @@ def _found_among_fewer(entry: Entry) -> Iterator[str]:
                 yield f"{first} of {picture!r} is {value}, but {more} is {among[picture]}"
 
 
-def impossible_origin(entry: Entry) -> Iterator[str]:
+def impossible_origin(entry: BoardEntry) -> Iterator[str]:
     """Digests that are none, seeds that nothing draws from, times that were not."""
     given = entry.provenance
     digests = [given.config_sha256, given.pictures_sha256, *given.weights_sha256]
@@ -122,7 +122,7 @@ def _impossible_times(given: Provenance) -> Iterator[str]:
         yield f"its first trial was at {given.first} and its last at {given.last}, which cannot be"
 
 
-def contradictions_with(entry: Entry, reference: Entry) -> Iterator[str]:
+def contradictions_with(entry: BoardEntry, reference: BoardEntry) -> Iterator[str]:
     """Where an entry and its floor or twin are not of the same data, though the one is held against the other."""
     ours, theirs = entry.provenance, reference.provenance
     named = f"{reference.defence}, {reference.attack}, which it is held against,"
@@ -138,9 +138,9 @@ def contradictions_with(entry: Entry, reference: Entry) -> Iterator[str]:
         yield f"weights_sha256 is not that of {named} though both are of the same model"
 
 
-def _pictures(entry: Entry) -> Set[str]:
+def _pictures(entry: BoardEntry) -> Set[str]:
     return entry.scores.get(MEASURES[entry.reveals].leakage, {}).keys()
 
 
-def _network(entry: Entry) -> tuple[str, ModelConfig]:
+def _network(entry: BoardEntry) -> tuple[str, ModelConfig]:
     return entry.weights, entry.pipeline.change_model(ModelConfig(name=entry.model))

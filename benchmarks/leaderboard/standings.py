@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedmjp.benchmarks.leaderboard.entries import Board, Entry, Standing
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, Standing
 from fedmjp.benchmarks.leaderboard.headline import headline
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.leaderboard.verdicts import LEAKING, Judgement, gave_up
@@ -23,14 +23,14 @@ _SHARED = (
 )
 
 
-def standings(entries: Iterable[Entry]) -> list[Standing]:
+def standings(entries: Iterable[BoardEntry]) -> list[Standing]:
     """By server, version compared with and protocol: ranked ones, the least leaking first, then the others."""
     groups = grouped((entry for entry in entries if entry.role == "attack"), _judged_together)
     tables = grouped(groups.values(), lambda group: _ranked_together(group[0]))
     return [standing for table in sorted(tables) for standing in _ranked(tables[table])]
 
 
-def strongest(board: Board, standing: Standing) -> Entry:
+def strongest(board: Board, standing: Standing) -> BoardEntry:
     """Return the entry that a standing is judged by.
 
     Args:
@@ -46,13 +46,13 @@ def strongest(board: Board, standing: Standing) -> Entry:
     )
 
 
-def _judged_together(entry: Entry) -> tuple[Any, ...]:
+def _judged_together(entry: BoardEntry) -> tuple[Any, ...]:
     """The attacks on one defended model, by one source."""
     source = (entry.origin, entry.submitter and entry.submitter.name, entry.provenance.campaign)
     return (*_ranked_together(entry), entry.setting, entry.model, entry.weights, entry.defences, *source)
 
 
-def _ranked_together(entry: Entry) -> tuple[str, str, str, str]:
+def _ranked_together(entry: BoardEntry) -> tuple[str, str, str, str]:
     """What one server would see without defences, what is revealed, and compared with which version of the picture.
 
     That is the picture itself in settings a and c, the shuffled one in b. So a defence that shuffles (c) stands beside
@@ -61,7 +61,7 @@ def _ranked_together(entry: Entry) -> tuple[str, str, str, str]:
     return entry.server.sentence(), str(entry.setting.compared_with), entry.protocol, entry.reveals
 
 
-def _ranked(groups: Sequence[Sequence[Entry]]) -> list[Standing]:
+def _ranked(groups: Sequence[Sequence[BoardEntry]]) -> list[Standing]:
     """By headline; what prints the same shares a rank."""
     judged = [_judged(group) for group in groups]
     shown = [(_printed(strongest), standing) for standing, strongest in judged if _has_rank(standing, strongest)]
@@ -71,16 +71,16 @@ def _ranked(groups: Sequence[Sequence[Entry]]) -> list[Standing]:
     return first + [standing for standing, strongest in judged if not _has_rank(standing, strongest)]
 
 
-def _printed(entry: Entry) -> tuple[float, float]:
+def _printed(entry: BoardEntry) -> tuple[float, float]:
     share, median = headline(entry)
     return share, round(median, 1)
 
 
-def _has_rank(standing: Standing, strongest: Entry) -> bool:
+def _has_rank(standing: Standing, strongest: BoardEntry) -> bool:
     return standing.origin == "reproduced" and standing.verdict in RANKED and strongest.n > 0
 
 
-def _judged(group: Sequence[Entry]) -> tuple[Standing, Entry]:
+def _judged(group: Sequence[BoardEntry]) -> tuple[Standing, BoardEntry]:
     strongest, measured = _by_strength(group)
     verdict, reason = together(group)
     standing = Standing(
@@ -95,14 +95,14 @@ def _judged(group: Sequence[Entry]) -> tuple[Standing, Entry]:
     return standing, strongest
 
 
-def _by_strength(group: Sequence[Entry]) -> tuple[Entry, list[Entry]]:
+def _by_strength(group: Sequence[BoardEntry]) -> tuple[BoardEntry, list[BoardEntry]]:
     """The strongest attack, one that ran if any did; and those with a score, the strongest first."""
     ran = [entry for entry in group if entry.verdict != "refused"]
     measured = sorted((entry for entry in ran if entry.n), key=headline, reverse=True)
     return (measured or ran or group)[0], measured
 
 
-def together(group: Sequence[Entry]) -> Judgement:
+def together(group: Sequence[BoardEntry]) -> Judgement:
     """What follows of all attacks on one defended model: the strongest one's verdict, with four exceptions.
 
     While attacks are incomplete, nothing is ranked: the strongest may be among them. One attack that

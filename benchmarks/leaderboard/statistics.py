@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 Interval = tuple[float, float] | None
 
 
-class Sample(NamedTuple):
+class UploadSample(NamedTuple):
     """Values of pictures, and their sums and numbers over each upload; a picture that came alone is its own."""
 
     values: Floats
@@ -52,7 +52,7 @@ class Sample(NamedTuple):
         return self.sums / self.sizes
 
 
-def intervals(samples: Sequence[Sample]) -> list[Interval]:
+def intervals(samples: Sequence[UploadSample]) -> list[Interval]:
     """95 % percentile bootstrap interval of each sample's mean over pictures, from uploads; none below two uploads.
 
     Samples of the same uploads share their resamples: drawn once, from a seed, and multiplied with all of them
@@ -101,7 +101,7 @@ def statistics(values: Floats, interval: Interval, *, worst: float, higher_leaks
     )
 
 
-def difference(gains: Sample, interval: Interval) -> Difference:
+def difference(gains: UploadSample, interval: Interval) -> Difference:
     """Paired differences, one per picture."""
     low, high = interval or (None, None)
     return Difference(
@@ -137,7 +137,7 @@ def gain_below(
 ) -> float:
     """P-value of the signed-rank test that uploads leak ``margin`` more than the guess, or more than that."""
     beyond = {name: value - guess[name] - margin for name, value in leakage.items() if name in guess}
-    return signed_rank(Sample.of(beyond, together).means, "less")
+    return signed_rank(UploadSample.of(beyond, together).means, "less")
 
 
 def share_below(
@@ -149,7 +149,7 @@ def share_below(
     incomplete beta function, which the binomial distribution is at these.
     """
     del guess  # what it has right as well counts as leaked: the test excludes less
-    leaked = Sample.of({name: float(value > 0) for name, value in leakage.items()}, together).means
+    leaked = UploadSample.of({name: float(value > 0) for name, value in leakage.items()}, together).means
     hits, n = float(leaked.sum()), len(leaked)
     return float(stats.beta.sf(margin, hits + 1, n - hits)) if hits < n else 1.0
 

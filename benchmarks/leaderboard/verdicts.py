@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fedmjp.benchmarks.leaderboard.entries import FLAT, Difference, Entry, Verdict
+from fedmjp.benchmarks.leaderboard.entries import FLAT, BoardEntry, Difference, Verdict
 from fedmjp.benchmarks.leaderboard.headline import recovery
 from fedmjp.benchmarks.leaderboard.measures import MEASURES, Measure
 from fedmjp.errors import GAVE_UP
@@ -22,7 +22,7 @@ class Judgement(NamedTuple):
     reason: str
 
 
-def judge(entry: Entry, floor: Entry | None, twin: Entry | None) -> Judgement:
+def judge(entry: BoardEntry, floor: BoardEntry | None, twin: BoardEntry | None) -> Judgement:
     """Verdict on an entry that was not refused; ``entry.verdict`` is not looked at. Flat pictures decide nothing."""
     verdict, reason = next(_judgements(entry, floor, twin))
     if entry.flat:
@@ -33,7 +33,7 @@ def judge(entry: Entry, floor: Entry | None, twin: Entry | None) -> Judgement:
     return Judgement(verdict, reason)
 
 
-def _judgements(entry: Entry, floor: Entry | None, twin: Entry | None) -> Iterator[Judgement]:
+def _judgements(entry: BoardEntry, floor: BoardEntry | None, twin: BoardEntry | None) -> Iterator[Judgement]:
     """What the rules that apply say, in their order."""
     figures = _figures(entry, floor, twin)
     if entry.role == "floor":
@@ -68,7 +68,7 @@ def _judgements(entry: Entry, floor: Entry | None, twin: Entry | None) -> Iterat
     yield _withstood(entry, figures)
 
 
-def unfinished(entry: Entry) -> str | None:
+def unfinished(entry: BoardEntry) -> str | None:
     """Why an entry is incomplete: trials are missing, too many failed, or there is none. None if it is complete."""
     planned = entry.trials + entry.failures + entry.missing
     if entry.missing:
@@ -80,13 +80,13 @@ def unfinished(entry: Entry) -> str | None:
     return None if entry.n or entry.flat else "there are no trials"
 
 
-def gave_up(entry: Entry) -> bool:
+def gave_up(entry: BoardEntry) -> bool:
     """Whether all trials ran, and too many failed, which they would do again."""
     run = not entry.missing and entry.failures > TOLERATED * (entry.trials + entry.failures)
     return run and all(error.startswith(GAVE_UP) for error in entry.errors)
 
 
-def recovered(entry: Entry) -> bool:
+def recovered(entry: BoardEntry) -> bool:
     """Whether the mean is more than a guess: by the measure's margin, its interval above 0, and p below 0.05."""
     over = entry.over_floor
     if over is None or over.low is None or over.p_value is None:
@@ -94,12 +94,12 @@ def recovered(entry: Entry) -> bool:
     return over.mean >= MEASURES[entry.reveals].margin and over.low > 0 and over.p_value < SIGNIFICANT
 
 
-def leaking(entry: Entry) -> bool:
+def leaking(entry: BoardEntry) -> bool:
     """More than a guess on average, or any picture exposed: a mean hides the victim."""
     return recovered(entry) or entry.exposed > 0
 
 
-def _reduction(entry: Entry, twin: Entry | None) -> str | None:
+def _reduction(entry: BoardEntry, twin: BoardEntry | None) -> str | None:
     """How much less is recovered than without the defence, if interval and test of the difference both say less.
 
     The interval alone is too narrow for few uploads.
@@ -111,7 +111,7 @@ def _reduction(entry: Entry, twin: Entry | None) -> str | None:
     return f"a mean difference of {_with_interval(over, MEASURES[entry.reveals])}" if below else None
 
 
-def _doubts(entry: Entry, floor: Entry) -> Iterator[str]:
+def _doubts(entry: BoardEntry, floor: BoardEntry) -> Iterator[str]:
     """Why a leak is not excluded, although no more than a guess was found: few uploads, or a wide interval.
 
     For few uploads the interval alone would exclude it too often, so that a test of its own has to, as well.
@@ -126,7 +126,7 @@ def _doubts(entry: Entry, floor: Entry) -> Iterator[str]:
         yield f"; {measure.test} does not exclude {measure.amount(measure.margin)}"
 
 
-def _doubts_of_twin(entry: Entry, twin: Entry | None) -> Iterator[str]:
+def _doubts_of_twin(entry: BoardEntry, twin: BoardEntry | None) -> Iterator[str]:
     """Why nobody can say that the attack works without the defence."""
     if twin is None:
         yield "; the same attack was not run without the defence"
@@ -138,7 +138,7 @@ def _doubts_of_twin(entry: Entry, twin: Entry | None) -> Iterator[str]:
         yield ", where the attack recovers no more than a guess either"
 
 
-def _withstood(entry: Entry, figures: str) -> Judgement:
+def _withstood(entry: BoardEntry, figures: str) -> Judgement:
     """The attack works without the defence, and with it recovers no more than a guess.
 
     If it does not know the defence, that is its own failure and has a name of its own. So is it if it comes out worse
@@ -153,11 +153,11 @@ def _withstood(entry: Entry, figures: str) -> Judgement:
     return Judgement("withstood", figures)
 
 
-def _covers(difference: Difference | None, entry: Entry) -> bool:
+def _covers(difference: Difference | None, entry: BoardEntry) -> bool:
     return difference is not None and difference.n >= COVERED * entry.n
 
 
-def _figures(entry: Entry, floor: Entry | None, twin: Entry | None) -> str:
+def _figures(entry: BoardEntry, floor: BoardEntry | None, twin: BoardEntry | None) -> str:
     """``0 of 8 exactly, median 12.8 dB; mean 0.3 dB over grey (-0.1 to 0.7); without the defence 8 of 8 ...``."""
     said, measure = recovery(entry), MEASURES[entry.reveals]
     if entry.over_floor is not None and floor is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from fedmjp.benchmarks.leaderboard.entries import Board, Entry
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.headline import headline, recovery, server_name
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.leaderboard.standings import together
@@ -111,7 +111,7 @@ def _amount(cell: MatrixCell, of: str = "") -> str:
     return {0.0: "no picture", 1.0: "every picture"}.get(_share(cell), percent(_share(cell)) + of)
 
 
-def key_entries(table: Matrix) -> list[Entry]:
+def key_entries(table: Matrix) -> list[BoardEntry]:
     """Select what decided the cells behind the answer: a row of several, or the first of each row of its model.
 
     Args:
