@@ -1,4 +1,4 @@
-"""From trials to the leaderboard, and its manifest: what one needs to know to repeat a run or to doubt it."""
+"""The leaderboard from trials, with its manifest: all that is needed to repeat a run or to doubt it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,12 +25,12 @@ def board_of(
     reported: Sequence[ReportedRow] = (),
     submitted: Sequence[BoardEntry] = (),
 ) -> Board:
-    """The leaderboard of a folder of results: every planned cell gets an entry, also without any trial.
+    """Build the leaderboard of a folder of results: every planned cell gets an entry, even without any trial.
 
     Args:
-        plan: What was planned.
-        trials: What the store has of it, as ``Store.frame`` gives it.
-        environments: What trials were run with, by digest, as ``Store.environments`` gives it.
+        plan: The plan of the folder.
+        trials: The store's trials, as ``Store.frame`` gives them.
+        environments: Environments of the trials, by digest, as ``Store.environments`` gives them.
         reported: Rows of papers to stand beside it.
         submitted: Entries by third parties to stand behind ours.
 
@@ -40,7 +40,9 @@ def board_of(
     entries = (*entries_of(plan, trials, environments), *submitted)
     return Board(
         **{name: plan.about[name] for name in ("name", "title", "question", "recognisable_at")},
-        metrics=tuple(dict.fromkeys([*plan.about["metrics"], *(name for one in submitted for name in one.metrics)])),
+        metrics=tuple(
+            dict.fromkeys([*plan.about["metrics"], *(name for entry in submitted for name in entry.metrics)])
+        ),
         entries=entries,
         standings=tuple(standings(entries)),
         reported=tuple(reported),
@@ -50,7 +52,7 @@ def board_of(
 
 
 def _manifest(plan: TrialPlan, trials: pd.DataFrame, environments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Configuration, seeds, environments, digests: ``weights`` of the tensors that were sent, by model and defence."""
+    """Collect configuration, seeds, environments and digests; ``weights`` digests the tensors sent, by arm."""
     finished = trials[trials["status"] == "ok"]
     arms = (finished["model"] + "-" + finished["defence"]).to_list()
     return {

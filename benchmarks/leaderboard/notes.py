@@ -1,4 +1,4 @@
-"""What a board must not be read without."""
+"""Notes without which a board would be misread."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,17 +20,23 @@ STATISTICS = (
 
 
 def notes(entries: Sequence[BoardEntry], about: Mapping[str, Any], reported: Sequence[ReportedRow]) -> list[str]:
-    """Those that apply to this board, each once."""
-    ours = [entry for entry in entries if entry.origin == "reproduced"]
+    """Collect the notes that apply to a board, each once.
+
+    Args:
+        entries: All cells of the board.
+        about: The plan's manifest.
+        reported: Rows of papers beside the board.
+    """
+    reproduced = [entry for entry in entries if entry.origin == "reproduced"]
     return [
         SETTINGS,
-        *_on_attacks(ours),
-        *_on_weights(ours),
-        *dict.fromkeys(_sentence(entry.caveat) for entry in ours if entry.caveat),
-        f"Protocol: {_names(entry.protocol for entry in ours)}, pictures in [0, 1]. {STATISTICS}",
-        *_on_pictures(about, ours),
-        *_on_trials(ours),
-        *_on_metrics(ours, about["metrics"]),
+        *_on_attacks(reproduced),
+        *_on_weights(reproduced),
+        *dict.fromkeys(_sentence(entry.caveat) for entry in reproduced if entry.caveat),
+        f"Protocol: {_names(entry.protocol for entry in reproduced)}, pictures in [0, 1]. {STATISTICS}",
+        *_on_pictures(about, reproduced),
+        *_on_trials(reproduced),
+        *_on_metrics(reproduced, about["metrics"]),
         *dict.fromkeys(
             f"Figures reported in {row.source} are as printed there; what they differ in from ours stands beside each "
             "row."
@@ -45,8 +51,8 @@ def _on_attacks(entries: Sequence[BoardEntry]) -> Iterator[str]:
         yield APRIL
     if any(entry.role == "bound" for entry in entries):
         yield BOUND
-    made = [defence for entry in entries if not entry.pipeline.shuffles for defence in entry.pipeline.defences]
-    if held_back := _names(defence.name for defence in made if defence.mask_ratio):
+    unshuffled = [defence for entry in entries if not entry.pipeline.shuffles for defence in entry.pipeline.defences]
+    if held_back := _names(defence.name for defence in unshuffled if defence.mask_ratio):
         yield f"In (a) nothing is shuffled: of {held_back} only the rest is done to the patches that would be."
     if alone := _names(entry.defence for entry in entries if entry.pipeline.marks == {"shuffled"}):
         yield f"{alone} shuffles and does nothing else: the control of what shuffling alone achieves."
@@ -109,7 +115,7 @@ def _on_metrics(entries: Sequence[BoardEntry], metrics: Sequence[str]) -> Iterat
 
 
 def _names(names: Iterable[str], last: str = "and") -> str:
-    """Each once, in alphabetical order."""
+    """Join different names in alphabetical order."""
     return listed(sorted(set(names)), last)
 
 

@@ -20,8 +20,8 @@ class _ShowsByDefault(TyperGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        known = args and (args[0] in self.commands)
-        return super().resolve_command(ctx, args if known else [SHOW, *args])
+        is_command = args and (args[0] in self.commands)
+        return super().resolve_command(ctx, args if is_command else [SHOW, *args])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # Options of the hidden command may come first: fedmjp leaderboard --format csv DIR.
@@ -93,14 +93,14 @@ def _show(folder: Path, formats: list[str], output: Path | None, *, pictures: bo
     for name in formats:
         if name not in FORMATS:
             raise UnknownNameError("format", name, FORMATS)
-    chosen: Any = tuple(formats) or FORMATS
+    selection: Any = tuple(formats) or FORMATS
     results = OutputFolder(folder)
     ledger, store = open_results(results, database)
     board = board_in(ledger, store, folder)
     target = output or folder
     target.mkdir(parents=True, exist_ok=True)
     gallery = gallery_in(ledger, store, board, results) if pictures else None
-    written = publish(board, target, formats=chosen, pictures=gallery)
+    written = publish(board, target, formats=selection, pictures=gallery)
     if not holds_scores(target):  # whose manifest says what its rows are
         write_json(target / "manifest.json", board.about)
     print_table(Report(board), console)
