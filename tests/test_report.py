@@ -20,7 +20,7 @@ from rich.console import Console
 from fedmjp.benchmarks import leaderboard, report
 from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, Difference, Marginal, Utility
 from fedmjp.benchmarks.leaderboard.headline import headline
-from fedmjp.benchmarks.leaderboard.standings import standings, strongest
+from fedmjp.benchmarks.leaderboard.standings import rank_models, strongest
 from fedmjp.benchmarks.report import numbers
 from fedmjp.benchmarks.report.drawing import COLOURS, UNDEFENDED_COLOUR, styles
 from fedmjp.benchmarks.report.findings import LINES, NAIVE, findings
@@ -219,7 +219,7 @@ def noised_board() -> Board:
     entries = [entry_of("mjp + gaussian", marginal=tuple(gains))]
     entries += [entry_of(label) for label in levels if label != "mjp + gaussian"]
     board = sample_board(models=[], extra=entries)
-    return board.model_copy(update={"standings": tuple(standings(board.entries))})
+    return board.model_copy(update={"standings": tuple(rank_models(board.entries))})
 
 
 def test_readers_find_the_rows_that_a_row_is_held_against(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pandas as pd
 from fedmjp.benchmarks.folder.output import write_text
 from fedmjp.benchmarks.folder.study import holds_plan, holds_study
 from fedmjp.benchmarks.leaderboard.entries import BoardEntry, Difference, Record, Submission, Submitter, entry_id
-from fedmjp.benchmarks.leaderboard.figures import BoardFigures, judged, marginal_name
+from fedmjp.benchmarks.leaderboard.figures import BoardFigures, judge_entries, marginal_name
 from fedmjp.benchmarks.leaderboard.measures import MEASURES, computable_metric, needed_metrics
 from fedmjp.benchmarks.leaderboard.pairing import Pairs
 from fedmjp.benchmarks.leaderboard.plausible import (
@@ -80,7 +80,7 @@ def admit(entry_file: Path, board_folder: Path) -> tuple[BoardEntry, ...]:
 
 def _refuse_duplicates(submission: Submission, board_folder: Path) -> None:
     """Refuse an entry that its submitter already has on the board, under whatever campaign."""
-    present = [entry for entry in submitted(board_folder) if _is_of(submission.submitter, entry.submitter)]
+    present = [entry for entry in read_submitted(board_folder) if _is_of(submission.submitter, entry.submitter)]
     former_entries = {_measured(entry): entry for entry in present}
     for entry in submission.entries:
         former = former_entries.get(_measured(entry))
@@ -105,7 +105,7 @@ def _is_of(submitter: Submitter, candidate: Submitter | None) -> bool:
     )
 
 
-def submitted(board_folder: Path, *, tell: Callable[[str], object] = warnings.warn) -> tuple[BoardEntry, ...]:
+def read_submitted(board_folder: Path, *, tell: Callable[[str], object] = warnings.warn) -> tuple[BoardEntry, ...]:
     """Read the entries that were admitted to a board, and check them again.
 
     Args:
@@ -175,7 +175,7 @@ def _checked(submission: Submission) -> Submission:
         _refuse(entry, _differences(entry, computed_entry, figures.samples[cell]))
         computed.append(computed_entry)
         _refuse(entry, _against_references(cell, claimed, figures.pairs))
-    entries = judged(computed)
+    entries = judge_entries(computed)
     for claimed_entry, computed_entry in zip(submission.entries, entries, strict=True):
         if claimed_entry.verdict != computed_entry.verdict:
             raise AdmissionError(

@@ -12,7 +12,7 @@ from scipy.sparse.csgraph import connected_components
 
 from fedmjp.benchmarks.folder.store import START_OVER
 from fedmjp.benchmarks.leaderboard.entries import FLAT, BoardEntry, Cost, Provenance, Utility, entry_id
-from fedmjp.benchmarks.leaderboard.figures import BoardFigures, judged
+from fedmjp.benchmarks.leaderboard.figures import BoardFigures, judge_entries
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
@@ -27,7 +27,7 @@ TAKEN = (
 Environments = Mapping[str, dict[str, Any]]
 
 
-def entries_of(plan: TrialPlan, trials: pd.DataFrame, environments: Environments) -> list[BoardEntry]:
+def build_entries(plan: TrialPlan, trials: pd.DataFrame, environments: Environments) -> list[BoardEntry]:
     """Build one judged entry per cell, in the order of the plan.
 
     Args:
@@ -67,7 +67,7 @@ def entries_of(plan: TrialPlan, trials: pd.DataFrame, environments: Environments
         together={cell: _together(cell_rows[cell], counted.index) for cell, counted in pictures.items()},
         recognisable_at=about["recognisable_at"],
     )
-    return judged(
+    return judge_entries(
         _entry(
             planned[cell],
             cell_rows[cell],
@@ -182,11 +182,11 @@ def _provenance(rows: pd.DataFrame, about: Mapping[str, Any], environments: Envi
         weights_sha256=tuple(sorted(rows["weights_sha256"].dropna().unique())),
         seeds=tuple(sorted(map(int, rows["seed"].unique()))),
         environments=tuple(environments[digest] for digest in sorted(rows["environment_sha256"].dropna().unique())),
-        **span(rows["recorded_at"]),
+        **summarise_times(rows["recorded_at"]),
     )
 
 
-def span(recorded: "pd.Series[Any]") -> dict[str, str | None]:
+def summarise_times(recorded: "pd.Series[Any]") -> dict[str, str | None]:
     """Return the first and the last time of trials, in UTC.
 
     Args:

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import pandas as pd
 
-from fedmjp.benchmarks.leaderboard.assembly import entries_of, span
+from fedmjp.benchmarks.leaderboard.assembly import build_entries, summarise_times
 from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, ReportedRow
 from fedmjp.benchmarks.leaderboard.listing import grouped
-from fedmjp.benchmarks.leaderboard.notes import notes
-from fedmjp.benchmarks.leaderboard.standings import standings
+from fedmjp.benchmarks.leaderboard.notes import collect_notes
+from fedmjp.benchmarks.leaderboard.standings import rank_models
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 
 MANIFEST_VERSION: Final = 2  # of the manifest's own form
@@ -37,16 +37,16 @@ def board_of(
     Raises:
         RecordError: If a finished trial has no leakage, or a score that is no finite number.
     """
-    entries = (*entries_of(plan, trials, environments), *submitted)
+    entries = (*build_entries(plan, trials, environments), *submitted)
     return Board(
         **{name: plan.about[name] for name in ("name", "title", "question", "recognisable_at")},
         metrics=tuple(
             dict.fromkeys([*plan.about["metrics"], *(name for entry in submitted for name in entry.metrics)])
         ),
         entries=entries,
-        standings=tuple(standings(entries)),
+        standings=tuple(rank_models(entries)),
         reported=tuple(reported),
-        notes=tuple(notes(entries, plan.about, reported)),
+        notes=tuple(collect_notes(entries, plan.about, reported)),
         about=json.loads(json.dumps(_manifest(plan, trials, environments))),  # as it will be read again
     )
 
@@ -68,7 +68,7 @@ def _manifest(plan: TrialPlan, trials: pd.DataFrame, environments: Mapping[str, 
             "ok": len(finished),
             "failed": len(trials) - len(finished),
             "refused_cells": sum(planned.refusal is not None for planned in plan.cells),
-            **span(trials["recorded_at"]),
+            **summarise_times(trials["recorded_at"]),
         },
         # As recorded with the trials, not as found when this was rendered. More than one: a mixture.
         "environments": [environments[sha256] for sha256 in sorted(set(trials["environment_sha256"]))],

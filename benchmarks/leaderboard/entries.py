@@ -332,7 +332,7 @@ class ReportedRow(Record):
 _REPORTED = TypeAdapter(tuple[ReportedRow, ...])
 
 
-def reported_in(names: Iterable[str]) -> tuple[ReportedRow, ...]:
+def read_reported(names: Iterable[str]) -> tuple[ReportedRow, ...]:
     """Read the rows of papers' tables.
 
     Args:

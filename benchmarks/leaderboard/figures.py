@@ -165,7 +165,7 @@ def _by_metric(pictures: pd.DataFrame) -> dict[str, _Values]:
     }
 
 
-def judged(entries: Iterable[BoardEntry]) -> list[BoardEntry]:
+def judge_entries(entries: Iterable[BoardEntry]) -> list[BoardEntry]:
     """Apply the rules to entries: each gets its verdict and reason; a refused one keeps its own.
 
     Args:

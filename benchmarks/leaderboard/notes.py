@@ -19,7 +19,9 @@ STATISTICS = (
 )
 
 
-def notes(entries: Sequence[BoardEntry], about: Mapping[str, Any], reported: Sequence[ReportedRow]) -> list[str]:
+def collect_notes(
+    entries: Sequence[BoardEntry], about: Mapping[str, Any], reported: Sequence[ReportedRow]
+) -> list[str]:
     """Collect the notes that apply to a board, each once.
 
     Args:

@@ -14,7 +14,7 @@ _UPLOAD = ("model", "weights", "defences", "mask_ratio", "setting", "threat")
 
 
 class Pairs:
-    """What each cell of a board or a submission is held against among the others.
+    """References of each cell of a board or a submission.
 
     A defended model may have a checkpoint of its own. Its twin is then the cell of the model's name, if there is
     exactly one.

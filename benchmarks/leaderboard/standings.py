@@ -23,7 +23,7 @@ _SHARED = (
 )
 
 
-def standings(entries: Iterable[BoardEntry]) -> list[Standing]:
+def rank_models(entries: Iterable[BoardEntry]) -> list[Standing]:
     """Rank defended models by the strongest attack on each.
 
     Args:
@@ -45,7 +45,7 @@ def strongest(board: Board, standing: Standing) -> BoardEntry:
         board: The board of the standing.
         standing: The standing.
     """
-    # What is dear to compare comes last.
+    # Fields that are slow to compare come last.
     shared = ("model", "weights", "setting", "origin", "protocol", "reveals", "defences", "threat")
     return next(
         entry
@@ -90,7 +90,7 @@ def _has_rank(standing: Standing, strongest: BoardEntry) -> bool:
 
 def _judged(group: Sequence[BoardEntry]) -> tuple[Standing, BoardEntry]:
     strongest, measured = _by_strength(group)
-    verdict, reason = together(group)
+    verdict, reason = judge_model(group)
     standing = Standing(
         rank=None,
         **{name: getattr(strongest, name) for name in _SHARED},
@@ -110,7 +110,7 @@ def _by_strength(group: Sequence[BoardEntry]) -> tuple[BoardEntry, list[BoardEnt
     return (measured or ran or group)[0], measured
 
 
-def together(group: Sequence[BoardEntry]) -> Judgement:
+def judge_model(group: Sequence[BoardEntry]) -> Judgement:
     """Judge a defended model by all attacks on it: the strongest one's verdict, with four exceptions.
 
     While attacks are incomplete, nothing is ranked: the strongest may be among them. One attack that recovers more than

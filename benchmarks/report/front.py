@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.headline import headline, recovery, server_name
 from fedmjp.benchmarks.leaderboard.listing import grouped
-from fedmjp.benchmarks.leaderboard.standings import together
+from fedmjp.benchmarks.leaderboard.standings import judge_model
 from fedmjp.benchmarks.leaderboard.verdicts import LEAKING
 from fedmjp.benchmarks.report.legend import name_defence
 from fedmjp.benchmarks.report.matrix import Matrix, MatrixCell
@@ -104,7 +104,7 @@ def _leaks(cell: MatrixCell) -> bool:
 
 def _withstood(cell: MatrixCell) -> bool:
     """All attacks together: where one gave up, nothing follows of those that failed."""
-    return together(cell.attacks).verdict == "withstood"
+    return judge_model(cell.attacks).verdict == "withstood"
 
 
 def _amount(cell: MatrixCell, of: str = "") -> str:

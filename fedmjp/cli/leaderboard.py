@@ -15,16 +15,18 @@ SITE_HELP = "Write a site of all studies here: a new folder, or a former site."
 
 
 class _ShowsByDefault(TyperGroup):
-    """A first word that is no command is the folder to show."""
+    """Command group that takes a first word which is no command for the folder to show."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve a first word that is no command to the command that shows a folder."""
         is_command = args and (args[0] in self.commands)
         return super().resolve_command(ctx, args if is_command else [SHOW, *args])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # Options of the hidden command may come first: fedmjp leaderboard --format csv DIR.
+        """Parse options that come before the folder as those of the command that shows it."""
         options = args and args[0].startswith("-") and args[0] not in ("--help",)
         return super().parse_args(ctx, [SHOW, *args] if options else args)
 

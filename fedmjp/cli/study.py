@@ -103,7 +103,7 @@ def _studied(run: "Trained", network: "Classifier") -> "Studied":
 def _attention(
     runs: "Sequence[Trained]", networks: "Sequence[Classifier]", data: str, count: int, seed: int
 ) -> "tuple[Figure, Sheet]":
-    """Fig. 8 and its table."""
+    """Draw Fig. 8 and tabulate the attention of the last block."""
     import pandas as pd
 
     from fedmjp.evaluation.attention import distances, entropies, last_attention, whole_pictures
