@@ -23,7 +23,7 @@ METRICS = ("mse", "psnr", "ssim", "fft2d", "lpips_alex")
 
 
 def bundled_pictures(count: int, *, size: int = 224) -> list[LabelledPicture]:
-    """Pictures that ship with the package, with ImageNet labels.
+    """Load pictures that ship with the package, with ImageNet labels.
 
     Args:
         count: How many, at most eight.
@@ -49,7 +49,7 @@ def attack(
     threat: ThreatModel | None = None,
     seed: int = 0,
 ) -> Disclosure:
-    """What a server makes of an upload: a reconstruction, or of some attacks features and labels.
+    """Attack an upload as a server would: reconstruct its pictures, or tell features and labels.
 
     Args:
         name: Of the attack, see ``fedmjp.ATTACKS``.
@@ -69,14 +69,14 @@ def attack(
     from fedmjp.attacks.adversary import Adversary  # noqa: PLC0415 (what is shared does not import who attacks)
 
     if isinstance(against, Scenario):
-        seen: Any = build_vit(against.network).to(against.device) if model is None else model
-        knows = against.threat if threat is None else threat
-        require_weights(upload, weights_digest(seen.state_dict()))
+        attacked_model: Any = build_vit(against.network).to(against.device) if model is None else model
+        view = against.threat if threat is None else threat
+        require_weights(upload, weights_digest(attacked_model.state_dict()))
     else:
         update: Any = upload.kind if upload.kind in ATTACKED else "gradient"  # then the attack refuses the upload
-        seen, knows = against, threat or ThreatModel(update=update, batch_size=upload.num_examples)
+        attacked_model, view = against, threat or ThreatModel(update=update, batch_size=upload.num_examples)
         require_weights(upload, against.weights)
-    adversary = Adversary(seen, knows, seed)
+    adversary = Adversary(attacked_model, view, seed)
     return adversary.reconstruct(name, [upload], options or {}, on_progress=lambda _done, _total, _loss: None)[0]
 
 
@@ -89,7 +89,7 @@ def score(
     model: VitClassifier | None = None,
     gallery: Sequence[PrivateBatch] = (),
 ) -> dict[str, Tensor]:
-    """How near what was disclosed comes to the private pictures.
+    """Score what was disclosed against the private pictures.
 
     Args:
         result: Of ``attack``.
@@ -109,13 +109,13 @@ def score(
     """
     if setting not in set(Setting):
         raise BadInputError(f"setting {setting!r} is not one of {', '.join(Setting)}")
-    asked = Setting(setting)
+    compared = Setting(setting)
     if isinstance(result, Features):
         if result.features is not None and model is None:
             raise BadInputError("features are compared with those of the private pictures: give the model")
         batches, weights = [private, *gallery], "" if model is None else weights_digest(model.state_dict())
-        seen = None if model is None else Gallery.of(model, weights, batches, {asked.compared_with})
-        values = score_features(result, private, asked, seen)
+        features = None if model is None else Gallery.of(model, weights, batches, {compared.compared_with})
+        values = score_features(result, private, compared, features)
     else:
-        values = score_pictures(result, private, asked, metrics=metrics, protocol="float")
+        values = score_pictures(result, private, compared, metrics=metrics, protocol="float")
     return {name: value for name, value in values.items() if value is not None}

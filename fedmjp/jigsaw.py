@@ -5,6 +5,7 @@ aspect ratio are painted until the number of patches is reached or ten attempts 
 therefore often smaller, down to empty masks at small ratios; it is recorded, never assumed.
 
 Example:
+    >>> import torch
     >>> puzzle = draw(14, 0.27, generator=torch.Generator().manual_seed(0))
     >>> puzzle.mask.shape, int(puzzle.mask.sum()) <= int(14 * 14 * 0.27)
     (torch.Size([1, 196]), True)

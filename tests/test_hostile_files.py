@@ -18,8 +18,9 @@ from rich.console import Console
 from fedmjp.benchmarks.campaign.file import read_campaign
 from fedmjp.benchmarks.folder.study import holds_plan, keep_rows, problems_of_rows, read_study
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
-from fedmjp.benchmarks.report.answer import print_answer
-from fedmjp.benchmarks.report.tables import csv_text, print_table
+from fedmjp.benchmarks.report.tables import Report
+from fedmjp.benchmarks.report.terminal import print_answer, print_table
+from fedmjp.benchmarks.report.texts import csv_text
 from fedmjp.benchmarks.running.verify import compare_with_published
 from fedmjp.benchmarks.uploads.rounds import open_records
 from fedmjp.config import Checkpoint
@@ -228,7 +229,7 @@ def is_number(text: str) -> bool:
 @pytest.mark.parametrize("name", [FORMULA, "+1", "-1+1", "@SUM(1)", "\t=1", "\r=1", "＝1", "'=1"])
 def test_no_name_is_a_formula_and_numbers_stay_numbers(tmp_path: Path, name: str) -> None:
     rows = (Row(cell("april", "mjp", model=name), near(15)), Row(cell("april", "none", model=name), near(25)))
-    shown = csv_text(board(*rows, data=name))
+    shown = csv_text(Report(board(*rows, data=name)))
     assert formulas(shown) == []
     assert "-10.0" in shown, "a difference below zero"
     ledger, _ = ledger_of(rows)
@@ -245,10 +246,12 @@ def test_no_name_is_a_formula_and_numbers_stay_numbers(tmp_path: Path, name: str
 def test_a_terminal_shows_names_and_obeys_none() -> None:
     made = board(*(each.on(model=f"{MARKUP}\x1b[31m") for each in (Row(cell(), near(25)), grey())))
     shown = io.StringIO()
-    for print_it in (print_table, print_answer):
-        print_it(made, Console(file=shown, width=300))
-        assert f"{MARKUP}\ufffd[31m" in shown.getvalue()
-    assert "\x1b" not in shown.getvalue()
+    print_table(Report(made), Console(file=shown, width=300))
+    assert f"{MARKUP}\ufffd[31m" in shown.getvalue()
+    answered = io.StringIO()
+    print_answer(made, Console(file=answered, width=300))
+    assert f"{MARKUP}\ufffd[31m" in answered.getvalue()
+    assert "\x1b" not in shown.getvalue() + answered.getvalue()
 
 
 @pytest.mark.parametrize("damage", [lambda text: text[:-200], lambda text: text.replace("p1,", "p2,"), lambda _: ""])

@@ -6,8 +6,10 @@ import json
 import re
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Hashable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,19 +18,19 @@ from PIL import Image
 from rich.console import Console
 
 from fedmjp.benchmarks import leaderboard, report
-from fedmjp.benchmarks.leaderboard.entries import Board, Difference, Entry, Marginal, Share, Utility
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, Difference, Marginal, Utility
 from fedmjp.benchmarks.leaderboard.headline import headline
-from fedmjp.benchmarks.leaderboard.standings import standings
+from fedmjp.benchmarks.leaderboard.standings import rank_models, strongest
 from fedmjp.benchmarks.report import numbers
 from fedmjp.benchmarks.report.drawing import COLOURS, UNDEFENDED_COLOUR, styles
-from fedmjp.benchmarks.report.findings import LINES, NAIVE, findings, strongest
-from fedmjp.benchmarks.report.latex import escaped, latex_text
+from fedmjp.benchmarks.report.findings import LINES, NAIVE, findings
 from fedmjp.benchmarks.report.page import Gallery, Shown, page
 from fedmjp.benchmarks.report.plots import inline, plots, standalone
 from fedmjp.benchmarks.report.publish import FORMATS, publish
-from fedmjp.benchmarks.report.reported import nearest_of_ours, reported_rows
-from fedmjp.benchmarks.report.rows import CHANGED, Row, Section, sections
-from fedmjp.benchmarks.report.tables import PRINTED, csv_text, markdown_text, print_table
+from fedmjp.benchmarks.report.reported import nearest_of_ours, reported_table
+from fedmjp.benchmarks.report.tables import CHANGED, Report, Section
+from fedmjp.benchmarks.report.terminal import PRINTED, print_table
+from fedmjp.benchmarks.report.texts import csv_text, escape_latex, latex_text, markdown_text
 from fedmjp.defences import DEFENCES
 from fedmjp.zoo import ZOO
 from tests.sample_board import NASTY, THREATS, nasty_entry, sample_board, sample_entry
@@ -62,7 +64,7 @@ def test_files_are_whole_or_as_they_were(board: Board, tmp_path: Path, monkeypat
 def test_the_same_board_gives_the_same_bytes(board: Board, folder: Path) -> None:
     again = {plot.name: standalone(plot) for plot in plots(board)}
     assert again == {path.stem: path.read_text() for path in (folder / "plots").iterdir()}
-    text = page(board, None, again, plots(board))
+    text = page(Report(board), None, again, plots(board))
     assert text == (folder / "leaderboard.html").read_text()
 
 
@@ -71,19 +73,19 @@ def test_json_is_the_board(board: Board, folder: Path) -> None:
 
 
 def test_tables_lead_with_the_share_recovered_exactly_then_the_median_and_keep_the_mean(board: Board) -> None:
-    lines = {line["id"]: line for line in csv.DictReader(io.StringIO(csv_text(board)))}
+    lines = {line["id"]: line for line in csv.DictReader(io.StringIO(csv_text(Report(board))))}
     nasty = lines[nasty_entry().id]  # 120, 130 and 95 dB
     assert [float(nasty[name]) for name in ("exact", "median", "psnr_mean", "flat")] == [1, 120, 115, 0]
     assert float(nasty["exact_low"]) < float(nasty["exact_high"]) == 1
     names = ["recovered exactly", "median, dB", "mean, PSNR dB"]
-    for ranking in sections(board)[0].rankings:
-        assert [name for name in ranking.rows[0].values if name in names] == names
-    row = next(row for row in sections(board)[0].cells if row.entry and row.entry.id == nasty_entry().id)
-    assert [row.values[name].text for name in names[:2]] == ["3 of 3 (85 to 100 %)", "120.0"]
+    section = Report(board).sections[0]
+    for ranking in section.rankings.values():
+        assert [name for name in ranking if name in names] == names
+    assert list(section.cells.loc[nasty_entry().id, names[:2]]) == ["3 of 3 (85 to 100 %)", "120.0"]
 
 
 def test_csv_holds_every_number_at_full_precision(board: Board) -> None:
-    lines = list(csv.DictReader(io.StringIO(csv_text(board))))
+    lines = list(csv.DictReader(io.StringIO(csv_text(Report(board)))))
     assert len(lines) == len(board.entries)
     for line, entry in zip(lines, board.entries, strict=True):
         for name in board.metrics:
@@ -93,7 +95,7 @@ def test_csv_holds_every_number_at_full_precision(board: Board) -> None:
                 assert (float(text) if text else None) == (getattr(found, statistic) if found else None)
         assert (line["model"], line["reason"]) == (entry.model, entry.reason)
         assert line["threat_local_steps"] == str(entry.threat.local_steps)
-    assert not re.search(r"\bnan\b", csv_text(board), flags=re.I)
+    assert not re.search(r"\bnan\b", csv_text(Report(board)), flags=re.I)
 
 
 class Cells(HTMLParser):
@@ -158,20 +160,20 @@ def test_a_picture_is_embedded_once(board: Board, tmp_path: Path) -> None:
     copy = tmp_path / "b.png"
     copy.write_bytes(path.read_bytes())
     shown = {entry.id: (Shown("median", "cat", 12.0, path, copy, path),) for entry in board.entries[:5]}
-    text = page(board, Gallery(shown), {}, [])
+    text = page(Report(board), Gallery(shown), {}, [])
     assert text.count('<image id="picture-') == 1
     assert text.count('href="#picture-0"') == 15
 
 
 def test_refused_rows_say_why_and_empty_cells_have_a_reason(board: Board) -> None:
-    (_, delta) = sections(board)
-    refused = next(row for row in delta.cells if row.verdict == "refused")
-    assert refused.values["reason"].text == "needs a gradient, and the update is a weight delta"
-    for section in sections(board):
-        for row in (*standings_of(section), *section.cells):
-            named = {name: value for name, value in row.values.items() if name not in ("origin", "reason")}
-            assert all(value.text or value.why for value in named.values())
-            assert not any(value.text == "nan" for value in named.values())
+    (_, delta) = Report(board).sections
+    refused = next(row for row in delta.cells.to_dict("records") if row["verdict"] == "refused")
+    assert refused["reason"] == "needs a gradient, and the update is a weight delta"
+    for section in Report(board).sections:
+        for row in (*standings_of(section), *section.cells.to_dict("records")):
+            named = {name: text for name, text in row.items() if name not in ("origin", "reason")}
+            assert all(text or text.why for text in named.values())
+            assert not any(text == "nan" for text in named.values())
 
 
 def test_a_standing_shows_the_numbers_of_its_strongest_attack(board: Board) -> None:
@@ -188,12 +190,12 @@ def test_a_standing_shows_the_numbers_of_its_strongest_attack(board: Board) -> N
 
 
 def test_rankings_are_of_what_is_compared_with_one_version_of_the_picture(board: Board) -> None:
-    for section in sections(board):
-        clean, shuffled = section.rankings
-        assert "settings a and c" in clean.title
-        assert {row.values["setting"].text for row in clean.rows} == {"a", "c"}
-        assert {row.values["setting"].text for row in shuffled.rows} == {"b"}
-        assert {row.values["defence"].text for row in clean.rows} == {"none", "jigsaw", "mjp"}
+    for section in Report(board).sections:
+        (title, clean), (_, shuffled) = section.rankings.items()
+        assert "settings a and c" in title
+        assert set(clean["setting"]) == {"a", "c"}
+        assert set(shuffled["setting"]) == {"b"}
+        assert set(clean["defence"]) == {"none", "jigsaw", "mjp"}
 
 
 def noised_board() -> Board:
@@ -202,7 +204,7 @@ def noised_board() -> Board:
     levels = {"none": 80.0, "mjp": 30.0, "gaussian": 50.0, "mjp + gaussian": 20.0}
     levels |= {f"gaussian:noise={noise}": 40.0 for noise in range(1, 2 * len(COLOURS))}
 
-    def entry_of(label: str, **values: object) -> Entry:
+    def entry_of(label: str, **values: object) -> BoardEntry:
         return sample_entry(
             id=label, model="deit_tiny", weights="untrained", defences=label.split(" + "), attack="april",
             role="attack", setting="c" if "mjp" in label else "a", threat=THREATS[0], verdict="leaks", reason="",
@@ -217,11 +219,11 @@ def noised_board() -> Board:
     entries = [entry_of("mjp + gaussian", marginal=tuple(gains))]
     entries += [entry_of(label) for label in levels if label != "mjp + gaussian"]
     board = sample_board(models=[], extra=entries)
-    return board.model_copy(update={"standings": tuple(standings(board.entries))})
+    return board.model_copy(update={"standings": tuple(rank_models(board.entries))})
 
 
 def test_readers_find_the_rows_that_a_row_is_held_against(tmp_path: Path) -> None:
-    lines = list(csv.DictReader(io.StringIO(csv_text(noised_board()))))
+    lines = list(csv.DictReader(io.StringIO(csv_text(Report(noised_board())))))
     by_id = {line["id"]: line for line in lines}
     for line in lines:
         if line["defence"] == "none":
@@ -241,17 +243,17 @@ def test_readers_find_the_rows_that_a_row_is_held_against(tmp_path: Path) -> Non
 
 
 def test_clients_that_degrade_updates_stand_in_the_section_of_their_server() -> None:
-    (section,) = sections(noised_board())
+    (section,) = Report(noised_board()).sections
     assert section.server == THREATS[0]
     told = "Of gaussian it is told the standard deviation of the noise, relative to each tensor."
     assert section.sentence.startswith(THREATS[0].sentence())
     assert section.sentence.endswith(CHANGED)
-    assert CHANGED not in sections(sample_board())[0].sentence, "there no update is changed"
+    assert CHANGED not in Report(sample_board()).sections[0].sentence, "there no update is changed"
     assert section.sentence.count(told) == 1
-    (ranking,) = section.rankings
-    assert len(ranking.rows) == len(noised_board().entries)
-    assert [row.values["rank"].text for row in ranking.rows[:2]] == ["1", "2"]
-    assert ranking.rows[0].values["defence"].text == "mjp + gaussian"
+    (ranking,) = section.rankings.values()
+    assert len(ranking) == len(noised_board().entries)
+    assert list(ranking["rank"][:2]) == ["1", "2"]
+    assert ranking["defence"].iloc[0] == "mjp + gaussian"
 
 
 def test_any_number_of_defences_is_drawn_each_in_its_own_style() -> None:
@@ -283,13 +285,13 @@ def test_no_defence_is_compared_by_name_where_boards_are_made() -> None:
         assert not compared.search(path.read_text()), path
 
 
-def standings_of(section: Section) -> list[Row]:
-    return [row for ranking in section.rankings for row in ranking.rows]
+def standings_of(section: Section) -> list[dict[Hashable, Any]]:
+    return [row for ranking in section.rankings.values() for row in ranking.to_dict("records")]
 
 
 def test_findings_say_for_each_defence_what_its_strongest_attack_recovers(board: Board) -> None:
     entries = {entry.id: entry for entry in board.entries}
-    lines = sections(board)[0].findings
+    lines = Report(board).sections[0].findings
     assert len(lines) == 4, "jigsaw and mjp at three ratios; what has no defence is none"
     assert lines[0].startswith("jigsaw at mask ratio 0.27 on deit_small"), "the one that leaks comes first"
     (line,) = [line for line in lines if line.startswith("mjp at mask ratio 0.5 ")]
@@ -306,7 +308,7 @@ def test_findings_say_for_each_defence_what_its_strongest_attack_recovers(board:
     assert line.endswith(NAIVE)
 
 
-def verdict_in(board: Board, entry: Entry) -> str:
+def verdict_in(board: Board, entry: BoardEntry) -> str:
     return next(one.verdict for one in board.standings if strongest(board, one) == entry)
 
 
@@ -329,23 +331,23 @@ def test_findings_of_a_defence_that_no_attack_applies_to_say_so(board: Board) ->
 
 def test_many_findings_are_cut_and_counted() -> None:
     whole = sample_board(pictures=3)
-    lines = sections(whole)[0].findings
+    lines = Report(whole).sections[0].findings
     assert len(lines) == LINES + 1
     assert lines[-1] == "and 6 more below", "four on each of three models"
 
 
 def test_verdicts_are_counted_in_a_sentence(board: Board) -> None:
-    section = sections(board)[0]
+    section = Report(board).sections[0]
     counted = [int(number) for number in re.findall(r"\d+", section.summary)]
     assert counted[0] == sum(counted[1:]) == len(standings_of(section))
 
 
 def test_reported_figures_stand_beside_ours_as_they_were_printed(board: Board) -> None:
-    ours, none = reported_rows(board)
-    assert ours.values["PSNR dB"].text == "10.34"
-    assert ours.values["MSE"].text == "0.0350", "its column has four digits"
-    assert ours.values["nearest of ours"].text.startswith("deit_small, mjp at mask ratio 0.1, patch_embedding")
-    assert none.values["nearest of ours"].text == ""
+    ours, none = reported_table(board).to_dict("records")
+    assert ours["PSNR dB"] == "10.34"
+    assert ours["MSE"] == "0.0350", "its column has four digits"
+    assert ours["nearest of ours"].startswith("deit_small, mjp at mask ratio 0.1, patch_embedding")
+    assert none["nearest of ours"] == ""
     nearest = nearest_of_ours(board, board.reported[0])
     assert nearest is not None
     assert nearest.setting == board.reported[0].setting
@@ -361,7 +363,7 @@ def test_the_attack_of_breaching_is_nearest_to_a_paper_that_ran_it(board: Board)
 
 
 def test_markdown_tables_have_as_many_cells_as_headings(board: Board) -> None:
-    text = markdown_text(board)
+    text = markdown_text(Report(board))
     tables = re.findall(r"(?:^\|.*\n)+", text, flags=re.M)
     assert len(tables) == 7
     for table in tables:
@@ -371,7 +373,7 @@ def test_markdown_tables_have_as_many_cells_as_headings(board: Board) -> None:
 
 
 def test_latex_escapes_and_closes_what_it_opens(board: Board) -> None:
-    text = latex_text(board)
+    text = latex_text(Report(board))
     plain = re.sub(r"\\[&%$#_{}\\]", "", text)
     assert plain.count("{") == plain.count("}")
     assert not re.search(r"[$#_~^<>\"]", plain)
@@ -387,7 +389,7 @@ def test_latex_escapes_and_closes_what_it_opens(board: Board) -> None:
 def test_latex_keeps_every_letter() -> None:
     names = {r"\textbackslash{}": "\\", r"\textasciitilde{}": "~", r"\textasciicircum{}": "^", r"\textless{}": "<"}
     names |= {r"\textgreater{}": ">", r"\textbar{}": "|", r"\textquotedbl{}": '"'}
-    text = escaped(NASTY)
+    text = escape_latex(NASTY)
     back = re.sub(r"\\text\w+\{\}|\\([&%$#_{}])", lambda found: found[1] or names[found[0]], text)
     assert back == NASTY
 
@@ -402,7 +404,7 @@ def test_terminal_tables_fit_and_say_what_is_left_out(width: int) -> None:
     }
     board = whole.model_copy(update=few)
     assert len(board.entries) <= PRINTED
-    print_table(board, console)
+    print_table(Report(board), console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "All cells" in text
     assert max(map(len, text.splitlines())) <= width
@@ -413,7 +415,7 @@ def test_terminal_tables_fit_and_say_what_is_left_out(width: int) -> None:
 
 def test_a_terminal_gets_the_standings_of_a_large_board(board: Board) -> None:
     console = Console(width=120, file=io.StringIO(), no_color=True)
-    print_table(board, console)
+    print_table(Report(board), console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "All cells" not in text
     assert f"All {len(board.entries)} cells are in the report." in text
@@ -470,17 +472,16 @@ def test_a_board_with_nothing_finished_is_published(tmp_path: Path, board: Board
 
 
 def test_numbers_are_shown_with_fitting_digits() -> None:
-    entry: Entry = nasty_entry()
     assert numbers.score(17.26, "psnr") == "17.3"
     assert numbers.score(0.3, "fft2d") == "0.30"
     assert numbers.score(1.234e-10, "mse") == "1.2e-10"
     shares = {"0 %": 0.0, "< 1 %": 0.001, "1 %": 0.01, "99 %": 0.99, "> 99 %": 199 / 200, "100 %": 1.0}
-    assert [numbers.share(Share(share=each, low=0, high=1)).main for each in shares.values()] == list(shares)
+    assert [numbers.share(each, 0, 1).main for each in shares.values()] == list(shares)
     assert numbers.p_value(0.0123) == ", p = 0.012"
     assert numbers.p_value(1e-9) == ", p < 0.001"
     assert numbers.p_value(None) == ""
-    assert numbers.seconds(entry.cost.model_copy(update={"attack_seconds": 1234.5})) == "1234"
-    assert numbers.seconds(entry.cost.model_copy(update={"attack_seconds": 0.01234})) == "0.012"
+    assert numbers.seconds(1234.5) == "1234"
+    assert numbers.seconds(0.01234) == "0.012"
     assert numbers.weights("untrained") == "untrained"
     assert numbers.weights(ZOO["wide-mjp-0"].sha256) == "zoo:wide-mjp-0"
 

@@ -13,7 +13,15 @@ from fedmjp.cli import main
 from fedmjp.config import ModelConfig
 from fedmjp.errors import CheckpointError, UnknownNameError, WeightsMissingError
 from fedmjp.models.build import build
-from fedmjp.models.known import OF_TIMM, OFFICIAL, checked, known, known_checkpoints, places_in_timm, searched
+from fedmjp.models.known import (
+    OF_TIMM,
+    OFFICIAL,
+    find_checkpoint,
+    known_checkpoints,
+    list_places,
+    open_checkpoint,
+    places_in_timm,
+)
 from fedmjp.zoo import weights_folder
 
 BAD_INPUT, FAILED = 2, 1
@@ -77,7 +85,7 @@ def test_a_file_that_is_here_is_told_with_its_digest(
 
 
 def test_the_own_folder_comes_before_the_hubs_cache_and_that_before_torchs(places: dict[str, Path]) -> None:
-    deit = known("deit_small")
+    deit = find_checkpoint("deit_small")
     release = put(Path(torch.hub.get_dir()) / "checkpoints" / deit.release)
     assert deit.find() == release
     other = cached(places["hub"], deit.repository, "pytorch_model.bin")
@@ -100,25 +108,25 @@ def test_torchs_cache_is_where_torch_looks(monkeypatch: pytest.MonkeyPatch, cach
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     if cache:
         monkeypatch.setenv("XDG_CACHE_HOME", cache)
-    assert searched()[-1] == f"torch's cache, {torch.hub.get_dir()}/checkpoints"
+    assert list_places()[-1] == f"torch's cache, {torch.hub.get_dir()}/checkpoints"
 
 
 def test_timms_models_have_the_hubs_weights_of_their_name() -> None:
-    assert known("timm:vit_tiny_patch16_224").repository == "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
-    tagged = known("timm:vit_base_patch16_224.augreg_in21k")
+    assert find_checkpoint("timm:vit_tiny_patch16_224").repository == "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+    tagged = find_checkpoint("timm:vit_base_patch16_224.augreg_in21k")
     assert tagged.repository == "timm/vit_base_patch16_224.augreg_in21k"
     assert tagged.saved_as == "vit_base_patch16_224.augreg_in21k"
     with pytest.raises(UnknownNameError, match="Did you mean deit_small"):
-        known("deit_smal")
+        find_checkpoint("deit_smal")
     with pytest.raises(WeightsMissingError, match="timm has no weights of timm:vit_small_patch16_36x1_224"):
-        known("timm:vit_small_patch16_36x1_224")
+        find_checkpoint("timm:vit_small_patch16_36x1_224")
 
 
 def test_without_a_network_the_error_says_what_to_do_by_hand(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], places: dict[str, Path]
 ) -> None:
     for name, what in (
-        ("deit_small", f"model.safetensors of {known('deit_small').source}"),
+        ("deit_small", f"model.safetensors of {find_checkpoint('deit_small').source}"),
         ("mjp_deit_small", f"the model of {OFFICIAL.source}"),
     ):
         assert run(monkeypatch, "fetch", name) == FAILED
@@ -135,7 +143,7 @@ def test_what_the_hub_sends_is_found_again(monkeypatch: pytest.MonkeyPatch, plac
         return str(cached(places["hub"], repository, name))
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    first, second = known("deit_tiny").fetch(), known("deit_tiny").fetch()
+    first, second = find_checkpoint("deit_tiny").fetch(), find_checkpoint("deit_tiny").fetch()
     assert first == second
     assert asked == [("timm/deit_tiny_patch16_224.fb_in1k", "model.safetensors")]
 
@@ -151,9 +159,9 @@ def test_a_user_without_a_folder_of_weights_gets_one_among_their_data(monkeypatc
 
 def test_a_release_whose_content_is_not_what_its_name_says_is_damaged(tmp_path: Path) -> None:
     begins = hashlib.sha256(b"weights").hexdigest()[:8]
-    assert checked(put(tmp_path / f"model-{begins}.pth")).sha256.startswith(begins)
+    assert open_checkpoint(put(tmp_path / f"model-{begins}.pth")).sha256.startswith(begins)
     with pytest.raises(CheckpointError, match=f"begins with {begins}, its name says 00000000; download it again"):
-        checked(put(tmp_path / "model-00000000.pth"))
+        open_checkpoint(put(tmp_path / "model-00000000.pth"))
 
 
 SMALL = ("--image-size", "32", "--classes", "10")

@@ -1,47 +1,101 @@
-"""What a cell is known by everywhere: the share of its pictures that is recovered exactly, then the middle leakage."""
+"""Cells and servers in a few words; the headline that orders cells: share recovered exactly, then middle leakage."""
 
 import math
 
-from fedmjp.benchmarks.leaderboard.entries import Entry
+from fedmjp.benchmarks.leaderboard.entries import BoardEntry
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
+from fedmjp.threat import OPTIMISERS, ThreatModel
 
 NOTHING = (0.0, -math.inf)
+PLAIN = ThreatModel()
 
 
-def headline(entry: Entry) -> tuple[float, float]:
-    """What cells are ordered by: the share recovered exactly, then the middle; the least of all without a score.
+def headline(entry: BoardEntry) -> tuple[float, float]:
+    """Return what cells are ordered by: the share recovered exactly, then the middle of the leakage.
 
-    The middle is the median of PSNR for pictures, the share that is found among all for features.
+    Args:
+        entry: A cell.
+
+    Returns:
+        The middle is the median PSNR of pictures, or the share of features found among all; ``NOTHING`` without a
+        score.
     """
     measure = MEASURES[entry.reveals]
     return (entry.exact.share, getattr(entry.metrics[measure.leakage], measure.centre)) if entry.exact else NOTHING
 
 
-def exactly(entry: Entry) -> str:
-    """How many of the pictures are recovered exactly: ``12 of 46``."""
+def exactly(entry: BoardEntry) -> str:
+    """Count the pictures recovered exactly: ``12 of 46``.
+
+    Args:
+        entry: A cell.
+    """
     return f"{_count(entry)} of {entry.n}"
 
 
-def _count(entry: Entry) -> int:
+def _count(entry: BoardEntry) -> int:
     return round(entry.exact.share * entry.n) if entry.exact else 0
 
 
-def recovery(entry: Entry) -> str:
-    """The headline in words: ``12 of 46 exactly, median 20.1 dB``, ``12 of 64 exactly from 8 uploads, ...``."""
+def recovery(entry: BoardEntry) -> str:
+    """Write the headline: ``12 of 46 exactly, median 20.1 dB``, ``12 of 64 exactly from 8 uploads, ...``.
+
+    Args:
+        entry: A cell.
+    """
     if not entry.exact:
         return "no figures yet"
     measure = MEASURES[entry.reveals]
-    said = measure.exactly.format(count=_count(entry), n=entry.n)
-    said += f" from {uploads(entry)}" if entry.together else ""
-    return said + measure.middle.format(value=measure.scale * headline(entry)[1])
+    counted = measure.exactly.format(count=_count(entry), n=entry.n)
+    uploads = f" from {count_uploads(entry.uploads)}" if entry.together else ""
+    return counted + uploads + measure.middle.format(value=measure.scale * headline(entry)[1])
 
 
-def uploads(entry: Entry) -> str:
-    """How many uploads its pictures were behind: ``8 uploads``."""
-    return "1 upload" if entry.uploads == 1 else f"{entry.uploads} uploads"
+def count_uploads(number: int) -> str:
+    """Write a number of uploads: ``1 upload``, ``8 uploads``.
+
+    Args:
+        number: How many uploads.
+    """
+    return "1 upload" if number == 1 else f"{number} uploads"
 
 
-def pictures(entry: Entry) -> str:
-    """How many pictures count: ``64 pictures``, ``64 pictures of 8 uploads`` where some came together."""
+def pictures(entry: BoardEntry) -> str:
+    """Count the pictures of a cell: ``64 pictures``, or ``64 pictures of 8 uploads`` where some came together.
+
+    Args:
+        entry: A cell.
+    """
     counted = "1 picture" if entry.n == 1 else f"{entry.n} pictures"
-    return f"{counted} of {uploads(entry)}" if entry.together else counted
+    return f"{counted} of {count_uploads(entry.uploads)}" if entry.together else counted
+
+
+def server_name(server: ThreatModel) -> str:
+    """Name what a server sees of a picture, as short as a heading: ``12 uploads``, ``1 upload (batch of 8)``.
+
+    Args:
+        server: The threat model; what clients do to updates is not named.
+    """
+    parts = {
+        f"{server.local_steps}-step delta": server.update != PLAIN.update,
+        OPTIMISERS[server.local_optimiser]: server.local_optimiser != PLAIN.local_optimiser,
+        f"rate {server.local_learning_rate:g}": server.local_learning_rate != PLAIN.local_learning_rate,
+        f"batch of {server.batch_size}": server.batch_size != PLAIN.batch_size,
+        f"label smoothing {server.label_smoothing:g}": server.label_smoothing != PLAIN.label_smoothing,
+        f"mixup {server.mixup:g}": server.mixup > 0,
+        crops_title(server): server.crop_scale is not None,
+        "labels told": server.labels_known,
+        server.name: server.name != PLAIN.name,
+        "" if server.server is None else server.server.text: server.server is not None,
+    }
+    differences = ", ".join(part for part, differs in parts.items() if differs)
+    return count_uploads(server.uploads_per_picture) + (f" ({differences})" if differences else "")
+
+
+def crops_title(server: ThreatModel) -> str:
+    """Name random crops: ``crops of 8 % or more``; nothing where clients take none.
+
+    Args:
+        server: The threat model.
+    """
+    return f"crops of {100 * server.crop_scale:g} % or more" if server.crop_scale else ""

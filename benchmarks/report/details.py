@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedmjp.benchmarks.leaderboard.entries import Board, Difference, Entry, Marginal
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, Difference, Marginal, Share
 from fedmjp.benchmarks.leaderboard.headline import pictures
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
 from fedmjp.benchmarks.report import numbers
@@ -27,8 +27,9 @@ def environments_of(board: Board) -> list[dict[str, Any]]:
     return list({json.dumps(one, sort_keys=True): one for one in environments}.values())
 
 
-def _facts(entry: Entry) -> Facts:
+def _facts(entry: BoardEntry) -> Facts:
     cost, utility, unit = entry.cost, entry.utility, MEASURES[entry.reveals].unit
+    seconds = numbers.seconds(cost.attack_seconds)
     pairs = [
         ("Threat model", entry.threat.sentence([entry.pipeline])),
         ("Caveat", entry.caveat),
@@ -36,15 +37,15 @@ def _facts(entry: Entry) -> Facts:
         (f"Against no defence, {unit}", _difference(entry, entry.over_twin)),
         *((f"Adds, {marginal.defence}, {unit}", _added(entry, marginal)) for marginal in entry.marginal),
         (f"Over {MEASURES[entry.reveals].floor}, {unit}", _difference(entry, entry.over_floor)),
-        ("Recognisable pictures", numbers.share(entry.recognisable).text if entry.recognisable else None),
+        ("Recognisable pictures", _share(entry.recognisable) if entry.recognisable else None),
         (
             "Recognisable and 3 dB over the guess",
             f"{entry.exposed} of {entry.n} pictures" if entry.recognisable else None,
         ),
         ("Top-1 accuracy", f"{utility.top1:g} %, {utility.source}" if utility else None),
         ("Attack", "adapted to the defence" if entry.adapted else "not adapted to any defence"),
-        ("Time of the attack", f"{numbers.seconds(cost)} s per picture" if numbers.seconds(cost) else None),
-        ("Size of an upload", numbers.size(cost)),
+        ("Time of the attack", f"{seconds} s per picture" if seconds else None),
+        ("Size of an upload", numbers.size(cost.upload_bytes)),
         ("Flat pictures, which no figure counts", str(len(entry.flat)) if entry.flat else None),
         ("Trials", _trials(entry)),
         ("Mask ratio, realised", None if entry.realised_ratio is None else f"{entry.realised_ratio:.3f}"),
@@ -53,16 +54,21 @@ def _facts(entry: Entry) -> Facts:
     return [(term, text) for term, text in pairs if text]
 
 
-def _difference(entry: Entry, measured: Difference | None) -> str | None:
-    return numbers.difference(measured, MEASURES[entry.reveals].scale).text if measured else None
+def _difference(entry: BoardEntry, gain: Difference | None) -> str | None:
+    scale = MEASURES[entry.reveals].scale
+    return numbers.difference(gain.mean, gain.low, gain.high, gain.p_value, scale) if gain else None
 
 
-def _added(entry: Entry, gain: Marginal) -> str:
+def _share(share: Share) -> str:
+    return numbers.share(share.share, share.low, share.high)
+
+
+def _added(entry: BoardEntry, gain: Marginal) -> str:
     added = _difference(entry, gain.difference) or "not measured"
     return f"{added}; entry without it: {gain.twin}"
 
 
-def _trials(entry: Entry) -> str:
+def _trials(entry: BoardEntry) -> str:
     parts = {
         f"{entry.trials} finished over {pictures(entry)}": True,
         f"{entry.failures} failed": True,
@@ -72,7 +78,7 @@ def _trials(entry: Entry) -> str:
     return ", ".join(part for part, applies in parts.items() if applies)
 
 
-def _provenance(entry: Entry, environments: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+def _provenance(entry: BoardEntry, environments: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     source = entry.provenance
     if entry.submitter:
         yield "Submitted by", f"{entry.submitter.name}, {entry.submitter.link}"

@@ -1,31 +1,20 @@
 """What stands first on the page: the question, the answer in one sentence, and the figures behind it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
-from fedmjp.benchmarks.leaderboard.headline import headline
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
+from fedmjp.benchmarks.leaderboard.headline import headline, recovery, server_name
 from fedmjp.benchmarks.leaderboard.listing import grouped
-from fedmjp.benchmarks.leaderboard.standings import together
+from fedmjp.benchmarks.leaderboard.standings import judge_model
 from fedmjp.benchmarks.leaderboard.verdicts import LEAKING
-from fedmjp.benchmarks.report import disclosed, numbers
-from fedmjp.benchmarks.report.legend import MEDIAN_HEADING
-from fedmjp.benchmarks.report.matrix import Matrix, MatrixCell, server_name
-from fedmjp.benchmarks.report.numbers import Value
+from fedmjp.benchmarks.report.legend import name_defence
+from fedmjp.benchmarks.report.matrix import Matrix, MatrixCell
 from fedmjp.benchmarks.report.percent import percent
 
 QUESTION = "How much of a private picture does a server recover from what clients upload?"
 NOTHING = "No attack has a result yet."
-KEY_FIGURES = 8  # rows
+MOST_KEY_FIGURES = 8  # rows
 MANY = 4  # defences from which on the answer counts them, instead of speaking of one
-
-
-@dataclass(frozen=True)
-class KeyFigure:
-    """One line behind the answer: the strongest attack of a cell, and what it is held against."""
-
-    entry: Entry
-    values: dict[str, Value]
 
 
 def question(board: Board) -> str:
@@ -33,9 +22,29 @@ def question(board: Board) -> str:
     return board.question or QUESTION
 
 
-def sentence(board: Board, shown: Matrix) -> str:
-    """The board in one sentence: about pictures, or about features and labels where no attack reveals pictures."""
-    return answer(shown) if shown.rows else disclosed.answer(board) or NOTHING
+def sentence(board: Board, table: Matrix) -> str:
+    """Answer in one sentence: about pictures, or about features and labels where no attack reveals pictures.
+
+    Args:
+        board: A board.
+        table: Its matrix.
+    """
+    return answer(table) if table.rows else disclosed_answer(board) or NOTHING
+
+
+def disclosed_answer(board: Board) -> str:
+    """Say what the strongest attack on features or labels reveals where clients do least; nothing without one.
+
+    Args:
+        board: A board.
+    """
+    entries = board.revealing("features", "labels").entries
+    attacks = [entry for entry in entries if entry.origin == "reproduced" and entry.role == "attack" and entry.exact]
+    if not attacks:
+        return ""
+    entry = min(attacks, key=lambda attack: (len(attack.defences), *(-value for value in headline(attack))))
+    where = f"With {name_defence(entry.defence, entry.mask_ratio)} on {entry.model}, from {server_name(entry.server)}"
+    return f"{where}, {entry.attack} tells {recovery(entry)}: {entry.verdict}."
 
 
 def answer(shown: Matrix) -> str:
@@ -95,56 +104,29 @@ def _leaks(cell: MatrixCell) -> bool:
 
 def _withstood(cell: MatrixCell) -> bool:
     """All attacks together: where one gave up, nothing follows of those that failed."""
-    return together(cell.attacks).verdict == "withstood"
+    return judge_model(cell.attacks).verdict == "withstood"
 
 
 def _amount(cell: MatrixCell, of: str = "") -> str:
     return {0.0: "no picture", 1.0: "every picture"}.get(_share(cell), percent(_share(cell)) + of)
 
 
-def key_figures(board: Board, shown: Matrix) -> list[KeyFigure]:
-    """What decided the cells behind the answer: a row of several, or else the first of each row of its model.
+def key_entries(table: Matrix) -> list[BoardEntry]:
+    """Select what decided the cells behind the answer: a row of several, or the first of each row of its model.
 
-    Of many defences, before the server that each loses most to, those that lose least.
+    Args:
+        table: The matrix of a board. Of many defences, before the server that each loses most to, those that lose
+            least are selected.
     """
-    row, defences = shown.subject, _by_defence(shown)
+    row, defences = table.subject, _by_defence(table)
     if row is None:
         return []
     cells = row.measured
     if len(defences) >= MANY:
-        most = [max(alike, key=_lost) for alike in defences.values()]
+        most = [max(members, key=_lost) for members in defences.values()]
         cells = sorted(most, key=_lost)
     elif len(cells) == 1:
-        firsts = [shown_row.measured[0] for shown_row in shown.rows if shown_row.measured]
+        firsts = [other_row.measured[0] for other_row in table.rows if other_row.measured]
         cells = [cell for cell in firsts if cell.entry.model == cells[0].entry.model]
         cells.sort(key=lambda cell: (bool(cell.entry.defences), cell is not row.measured[0]))
-    return [KeyFigure(cell.entry, _values(board, cell.entry)) for cell in cells[:KEY_FIGURES]]
-
-
-def _values(board: Board, entry: Entry) -> dict[str, Value]:
-    return {
-        "server sees": Value(server_name(entry.server)),
-        "model": Value(entry.model),
-        "defence": Value(numbers.defence_name(entry)),
-        "strongest attack": Value(entry.attack),
-        "recovered exactly, % (95 % interval)": numbers.share(entry.exact) if entry.exact else Value(""),
-        MEDIAN_HEADING: _median(entry),
-        "grey guess, dB": _median(board.by_id.get(entry.floor)),
-        "without defence, dB": _median(board.by_id.get(entry.twin)),
-        "attack, s per picture": Value(numbers.seconds(entry.cost)),
-        "pictures": numbers.counted(entry),
-    }
-
-
-def _median(entry: Entry | None) -> Value:
-    return Value(numbers.score(headline(entry)[1], LEAKAGE)) if entry and entry.exact else Value("")
-
-
-def key_columns(rows: Sequence[KeyFigure]) -> list[str]:
-    """Columns in which rows differ, and those of numbers that are not empty; what is shared stands in the heading."""
-    return [
-        name
-        for name in (rows[0].values if rows else ())
-        if any(row.values[name].text for row in rows)
-        and (name not in ("server sees", "model", "defence") or len({row.values[name].text for row in rows}) > 1)
-    ]
+    return [cell.entry for cell in cells[:MOST_KEY_FIGURES]]

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 
 from fedmjp.benchmarks.leaderboard.entries import FLAT, LEAKAGE, Board, Verdict
+from fedmjp.benchmarks.leaderboard.headline import crops_title
+from fedmjp.benchmarks.leaderboard.measures import EXACT_FEATURE
+from fedmjp.defences.pipeline import NONE
 from fedmjp.metrics import EXACT, METRICS
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
@@ -13,6 +16,20 @@ MEDIAN_HEADING = "median, dB"
 LEAKAGE_HEADING = "mean, PSNR dB"
 AGAINST_HEADING = "against no defence, dB"
 ADDED_HEADING = "each defence adds, dB"
+EXACT_SHARE = "recovered exactly, % (95 % interval)"
+MEAN_HEADING = "mean, dB (95 % interval)"
+# Of attacks that reveal features and labels.
+DISCLOSED = "What else leaks: features and labels"
+EXACT_FEATURES, FEATURE_ERROR = "features exact", "feature error, median"
+AGAINST_CHANCE, AGAINST_NONE = "over chance, points", "against no defence, points"
+SHARES = {  # metric by heading
+    "labels right": "label_accuracy",
+    "rank 1": "rank1",
+    "rank 5": "rank5",
+    "rank 1, other crop": "rank1_crop",
+    "rank 5, other crop": "rank5_crop",
+    "members known": "membership",
+}
 COMPARED = {
     Picture.CLEAN: "compared with the picture (settings a and c)",
     Picture.SHUFFLED: "compared with the shuffled picture (setting b)",
@@ -78,28 +95,65 @@ def _columns_of_pictures(board: Board) -> dict[str, str]:
     }
 
 
+def disclosed_columns() -> dict[str, str]:
+    """Explain the columns of the table of attacks that reveal features and labels, by heading."""
+    return {
+        EXACT_FEATURES: f"features with an error of {EXACT_FEATURE:g} or less; 95 % interval of their share (Wilson's "
+        "for as many trials as uploads). A feature is what the last layer reads of a picture. Rows are ordered by it, "
+        "then by rank 1, or labels right",
+        "labels right": "share of pictures whose label is told, each label told counting once",
+        FEATURE_ERROR: "distance from the feature of what went into the network, over that from the mean of the batch; "
+        "the mean itself scores 1",
+        "rank 1, rank 5": "share of pictures that are found by their feature among the 1 or 5 nearest of all pictures "
+        "that were attacked; in setting b, of the shuffled ones",
+        "other crop": "the same where only another crop of each picture is at hand",
+        "members known": "share of pictures that are told from those outside of the upload, of which 0.001 at most are "
+        "taken for members; with fewer than 1,000 of these, none",
+        AGAINST_CHANCE: "labels right, or rank 1, minus that of a guess without the upload, in percentage points: "
+        "mean, interval, p of Wilcoxon's test, with a value per upload",
+    }
+
+
 def update_title(threat: ThreatModel) -> str:
-    """``gradient``, or ``weight delta after 5 steps``."""
+    """Name what a client sends: ``gradient``, or ``weight delta after 5 steps``.
+
+    Args:
+        threat: What reaches the server.
+    """
     if threat.update == "gradient":
         return "gradient"
     return f"weight delta after {threat.local_steps} {'step' if threat.local_steps == 1 else 'steps'}"
 
 
 def threat_title(threat: ThreatModel) -> str:
-    """What a server sees of undefended clients, for a heading: ``gradient of 1 picture, labels not told``."""
+    """Name what a server sees of undefended clients, as a heading: ``gradient of 1 picture, labels not told``.
+
+    Args:
+        threat: What reaches the server.
+    """
+    parts = {
+        f"label smoothing {threat.label_smoothing:g}": threat.label_smoothing,
+        f"mixup {threat.mixup:g}": threat.mixup,
+        crops_title(threat): threat.crop_scale,
+        f"{threat.uploads_per_picture} uploads per picture": threat.uploads_per_picture > 1,
+        f"labels {'told' if threat.labels_known else 'not told'}": True,
+        f"server changes weights ({threat.server and threat.server.text})": threat.server,
+    }
     pictures = "1 picture" if threat.batch_size == 1 else f"{threat.batch_size} pictures"
-    smoothed = f", label smoothing {threat.label_smoothing:g}" if threat.label_smoothing else ""
-    smoothed += f", mixup {threat.mixup:g}" if threat.mixup else ""
-    smoothed += f", {crops_title(threat)}" if threat.crop_scale else ""
-    repeated = f", {threat.uploads_per_picture} uploads per picture" if threat.uploads_per_picture > 1 else ""
-    labels = f"labels {'told' if threat.labels_known else 'not told'}"
-    server = "" if threat.server is None else f", server changes weights ({threat.server.text})"
-    return f"{update_title(threat)} of {pictures}{smoothed}{repeated}, {labels}{server}"
+    details = ", ".join(part for part, applies in parts.items() if applies)
+    return f"{update_title(threat)} of {pictures}, {details}"
 
 
-def crops_title(threat: ThreatModel) -> str:
-    """``crops of 8 % or more``; empty where clients take none."""
-    return f"crops of {100 * threat.crop_scale:g} % or more" if threat.crop_scale else ""
+def name_defence(label: str, mask_ratio: float) -> str:
+    """Name what clients do: ``no defence``, ``mjp, mask ratio 0.27``.
+
+    Args:
+        label: Label of the pipeline of defences.
+        mask_ratio: Share of patches that it shuffles or masks, from 0 to 1.
+    """
+    if label == NONE:
+        return "no defence"
+    return label + (f", mask ratio {mask_ratio:g}" if mask_ratio else "")
 
 
 def heading(name: str) -> str:

@@ -6,30 +6,28 @@ from functools import cached_property
 from itertools import compress
 from typing import Any
 
-from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
-from fedmjp.benchmarks.leaderboard.headline import headline
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, BoardEntry
+from fedmjp.benchmarks.leaderboard.headline import PLAIN, headline
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.report import numbers
 from fedmjp.benchmarks.report.advice import USUAL_RATIO
 from fedmjp.benchmarks.report.findings import deployed
-from fedmjp.benchmarks.report.legend import crops_title
+from fedmjp.benchmarks.report.legend import name_defence
 from fedmjp.benchmarks.report.percent import percent
-from fedmjp.benchmarks.report.rows import servers
 from fedmjp.settings import Picture
-from fedmjp.threat import OPTIMISERS, ThreatModel
+from fedmjp.threat import ThreatModel
 
 LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75)  # shares above which a cell has the next colour
-PLAIN = ThreatModel()
 
 
 @dataclass(frozen=True)
 class MatrixCell:
     """The attacks on one defended model before one server, the strongest first."""
 
-    attacks: tuple[Entry, ...]
+    attacks: tuple[BoardEntry, ...]
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> BoardEntry:
         """The strongest attack."""
         return self.attacks[0]
 
@@ -117,11 +115,11 @@ def matrix(board: Board) -> Matrix:
     """Arrange what somebody might deploy, held against the picture itself; all attacks where there is none of it."""
     attacks = [entry for entry in board.revealing("pictures").entries if entry.role == "attack"]
     shown = [entry for entry in attacks if _is_shown(entry)] or attacks
-    columns = tuple(server for server in sorted(servers(board), key=_seen) if any(e.server == server for e in shown))
+    columns = tuple(server for server in sorted({entry.server: None for entry in shown}, key=_seen))
     models = list(dict.fromkeys(entry.model for entry in shown))
     defences = list(dict.fromkeys(entry.defence for entry in shown))
 
-    def place(entry: Entry) -> tuple[Any, ...]:
+    def place(entry: BoardEntry) -> tuple[Any, ...]:
         kind = (len(entry.defences), defences.index(entry.defence), entry.mask_ratio)
         return models.index(entry.model), *kind, entry.weights
 
@@ -132,27 +130,27 @@ def matrix(board: Board) -> Matrix:
     return Matrix(columns, rows, ", ".join(filter(None, compress(named[0], alike))) if named else "")
 
 
-def _named(entry: Entry) -> tuple[str, ...]:
+def _named(entry: BoardEntry) -> tuple[str, ...]:
     """Model, weights, and how it is scored."""
     scored = "" if entry.protocol == "float" else f"scored as {entry.protocol}"
     return entry.model, numbers.weights(entry.weights), scored
 
 
-def _row(entries: Sequence[Entry], columns: Sequence[ThreatModel], alike: Sequence[bool]) -> MatrixRow:
+def _row(entries: Sequence[BoardEntry], columns: Sequence[ThreatModel], alike: Sequence[bool]) -> MatrixRow:
     ranked = sorted(entries, key=headline, reverse=True)
     by_server = grouped(ranked, lambda entry: entry.server)
     cells = tuple(MatrixCell(tuple(by_server[server])) if server in by_server else None for server in columns)
     first = entries[0]
     origin = f", submitted by {first.submitter.name}" if first.submitter else ""
     model = ", ".join(text for text, same in zip(_named(first), alike, strict=True) if not same)
-    return MatrixRow(numbers.defence_name(first) + origin, model, cells)
+    return MatrixRow(name_defence(first.defence, first.mask_ratio) + origin, model, cells)
 
 
-def _is_shown(entry: Entry) -> bool:
+def _is_shown(entry: BoardEntry) -> bool:
     return deployed(entry) if entry.defences else entry.setting.compared_with is Picture.CLEAN
 
 
-def _system(entry: Entry) -> tuple[Any, ...]:
+def _system(entry: BoardEntry) -> tuple[Any, ...]:
     source = (entry.origin, entry.submitter and entry.submitter.name)
     what = (entry.defence, entry.mask_ratio, entry.setting.compared_with)
     return entry.model, entry.weights, entry.protocol, *what, *source
@@ -165,22 +163,3 @@ def _seen(server: ThreatModel) -> tuple[Any, ...]:
         server.uploads_per_picture,
         "" if server.server is None else server.server.text,
     )  # fmt: skip
-
-
-def server_name(server: ThreatModel) -> str:
-    """What a server sees of a picture, as short as a heading has to be: ``12 uploads``, ``1 upload (batch of 8)``."""
-    count = server.uploads_per_picture
-    parts = {
-        f"{server.local_steps}-step delta": server.update != PLAIN.update,
-        OPTIMISERS[server.local_optimiser]: server.local_optimiser != PLAIN.local_optimiser,
-        f"rate {server.local_learning_rate:g}": server.local_learning_rate != PLAIN.local_learning_rate,
-        f"batch of {server.batch_size}": server.batch_size != PLAIN.batch_size,
-        f"label smoothing {server.label_smoothing:g}": server.label_smoothing != PLAIN.label_smoothing,
-        f"mixup {server.mixup:g}": server.mixup > 0,
-        crops_title(server): server.crop_scale is not None,
-        "labels told": server.labels_known,
-        server.name: server.name != PLAIN.name,
-        "" if server.server is None else server.server.text: server.server is not None,
-    }
-    more = ", ".join(part for part, differs in parts.items() if differs)
-    return f"{count} {'upload' if count == 1 else 'uploads'}" + (f" ({more})" if more else "")

@@ -3,30 +3,41 @@
 import json
 import re
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from fedmjp.benchmarks.leaderboard.entries import Board, Entry
-from fedmjp.benchmarks.leaderboard.headline import exactly, headline, recovery
+from fedmjp.benchmarks.leaderboard.entries import BoardEntry
+from fedmjp.benchmarks.leaderboard.headline import exactly, headline, recovery, server_name
 from fedmjp.benchmarks.leaderboard.listing import grouped
-from fedmjp.benchmarks.report import details, disclosed, front, legend, numbers, results
+from fedmjp.benchmarks.report import details, front, legend, numbers
 from fedmjp.benchmarks.report.citation import AUTHORS, citation
+from fedmjp.benchmarks.report.columns import KEY_FIGURES, RESULTS, TEXT, filled, write
 from fedmjp.benchmarks.report.drawing import Plot
-from fedmjp.benchmarks.report.matrix import Matrix, matrix, server_name
+from fedmjp.benchmarks.report.matrix import Matrix
 from fedmjp.benchmarks.report.plots import inline
-from fedmjp.benchmarks.report.reported import reported_rows
-from fedmjp.benchmarks.report.rows import TEXT, servers
-from fedmjp.benchmarks.report.tables import filled
+from fedmjp.benchmarks.report.reported import reported_table
+from fedmjp.benchmarks.report.tables import Report, servers
 from fedmjp.benchmarks.report.thumbnails import thumbnails
 from fedmjp.metrics import EXACT
 
+FILTERS = {
+    "server sees": "Threat",
+    "model": "Model",
+    "defence": "Defence",
+    "setting": "Setting",
+    "attack": "Attack",
+    "verdict": "Verdict",
+}  # columns that a reader chooses values of, and what the choice is called
+OPTIONAL = ("model", "setting", "server sees")  # where all rows say the same, a line above the table says it
 FRONT_SIDES = (224,)  # pixels of the three pictures that stand first
 NEIGHBOURS = ("leaderboard.csv", "leaderboard.json")  # what the page links to, written beside it
 LABEL = "median"  # the picture of an entry that stands for it
@@ -52,58 +63,108 @@ class Shown:
 Gallery = dict[str, tuple[Shown, ...]]  # up to three pictures for each entry, by the entry's id
 
 
-def page(board: Board, gallery: Gallery | None, drawn: Mapping[str, str], plots: Sequence[Plot]) -> str:
-    """Render the page, with plots in this order, which ``drawn`` has as SVG by name; without a gallery it says why."""
-    shown, rows = matrix(board), results.results(board)
-    first = _first(gallery or {}, shown)
+def page(report: Report, gallery: Gallery | None, drawn: Mapping[str, str], plots: Sequence[Plot]) -> str:
+    """Render the page.
+
+    Args:
+        report: A board's report.
+        gallery: Kept pictures by the entry's id; None for a page that says why it has none.
+        drawn: Each plot as SVG, by name.
+        plots: The plots, in the order in which they are shown.
+    """
+    values = {**_tables(report), **_pictures(report, gallery), **_facts(report), **_plots(drawn, plots)}
+    return _environment().get_template("page.html.jinja").render(board=report.board, gallery=gallery, **values)
+
+
+def _tables(report: Report) -> dict[str, Any]:
+    board, table, frame = report.board, report.matrix, report.frame
+    key_entries = front.key_entries(table)
+    pictures = frame.loc[[entry.id for entry in report.pictures.entries]]
+    results = write(pictures, RESULTS)
+    return {
+        "question": board.question or front.QUESTION,
+        "answer": front.sentence(board, table),
+        "matrix": table,
+        "key_entries": key_entries,
+        "key_figures": write(frame.loc[[entry.id for entry in key_entries]], KEY_FIGURES),
+        "results": _drop(results, OPTIONAL),
+        "shared": {name: results[name].iloc[0] for name in OPTIONAL if len(results) and results[name].nunique() == 1},
+        "disclosed": filled(report.disclosed).drop(columns="reason", errors="ignore"),
+        "disclosed_columns": legend.disclosed_columns() if len(report.disclosed) else {},
+        "records": frame.to_dict("index"),
+        "attacks": {cell.entry.id: cell.attacks for row in table.rows for cell in row.cells if cell},
+        "reported": filled(reported_table(board)).drop(columns=["source", "differs"], errors="ignore"),
+        "differences": grouped(board.reported, lambda row: f"{row.source}: {row.differs}"),
+    }
+
+
+def _drop(table: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
+    """Drop the columns that are empty, and those of these names where all rows say the same."""
+    table = filled(table)
+    return table.drop(columns=[name for name in names if name in table and table[name].nunique() == 1])
+
+
+def filter_options(table: pd.DataFrame) -> dict[str, list[str]]:
+    """Map each filterable column to its values; skip columns with a single value.
+
+    Args:
+        table: The table of all results.
+    """
+    values = {name: list(dict.fromkeys(table[name])) for name in FILTERS if name in table}
+    return {name: texts for name, texts in values.items() if len(texts) > 1}
+
+
+def key_columns(table: pd.DataFrame) -> list[str]:
+    """List the columns in which key figures differ and those of numbers; what all share stands in the heading.
+
+    Args:
+        table: The table of key figures.
+    """
+    return list(map(str, _drop(table, ("server sees", "model", "defence"))))
+
+
+def _pictures(report: Report, gallery: Gallery | None) -> dict[str, Any]:
+    first = _first(gallery or {}, report.matrix)
+    shown = [picture for pictures in (gallery or {}).values() for picture in pictures]
+    return {
+        "first": first,
+        "front_pictures": thumbnails(first[1].files.values() if first else (), "front", FRONT_SIDES),
+        "pictures": thumbnails((path for picture in shown for path in picture.files.values()), "picture"),
+    }
+
+
+def _facts(report: Report) -> dict[str, Any]:
+    board = report.board
     facts, shared = details.facts(board)
-    return (
-        _environment()
-        .get_template("page.html.jinja")
-        .render(
-            board=board,
-            question=front.question(board),
-            answer=front.sentence(board, shown),
-            matrix=shown,
-            key_figures=front.key_figures(board, shown),
-            rows=rows,
-            disclosed=disclosed.rows(board),
-            disclosed_columns=disclosed.meanings(board),
-            standings={row.entry.id: row.standing for row in rows if row.standing} | disclosed.standings(board),
-            attacks={cell.entry.id: cell.attacks for row in shown.rows for cell in row.cells if cell},
-            servers={
-                server: server.sentence(entry.pipeline for entry in board.entries if entry.server == server)
-                for server in servers(board)
-            },
-            reported=reported_rows(board),
-            differences=grouped(board.reported, lambda row: f"{row.source}: {row.differs}"),
-            gallery=gallery,
-            first=first,
-            front_pictures=thumbnails(first[1].files.values() if first else (), "front", FRONT_SIDES),
-            pictures=thumbnails(
-                (path for several in (gallery or {}).values() for one in several for path in one.files.values()),
-                "picture",
-            ),
-            plots=[(plot, Markup(inline(plot, drawn[plot.name]))) for plot in plots],  # noqa: S704 (we drew it)
-            repeated=_repeated(plots),
-            facts=facts,
-            shared_facts=shared,
-            environments=details.environments_of(board),
-            citation=citation(board),
-            manifest=json.dumps(board.about, indent=2, default=str),
-        )
-    )
+    return {
+        "facts": facts,
+        "shared_facts": shared,
+        "servers": {
+            server: server.sentence(entry.pipeline for entry in board.entries if entry.server == server)
+            for server in servers(board)
+        },
+        "environments": details.environments_of(board),
+        "citation": citation(board),
+        "manifest": json.dumps(board.about, indent=2, default=str),
+    }
 
 
-def anchor(entry: Entry) -> str:
-    """The fragment of an entry's details: the same in every page that shows it, whatever its id is made of."""
-    return f"cell-{sha256(entry.id.encode()).hexdigest()[:12]}"
-
-
-def _repeated(plots: Sequence[Plot]) -> dict[str, bool]:
-    """By name, whether a plot of the same kind stands before it, whose caption explains both."""
+def _plots(drawn: Mapping[str, str], plots: Sequence[Plot]) -> dict[str, Any]:
+    """Embed the plots; ``repeated`` are those behind one of the same kind, whose caption explains both."""
     kinds = [re.sub(r"\d+", "", plot.name) for plot in plots]
-    return {plot.name: kind in kinds[:place] for place, (plot, kind) in enumerate(zip(plots, kinds, strict=True))}
+    return {
+        "plots": [(plot, Markup(inline(plot, drawn[plot.name]))) for plot in plots],  # noqa: S704 (we drew it)
+        "repeated": {plot.name: kinds[place] in kinds[:place] for place, plot in enumerate(plots)},
+    }
+
+
+def anchor(entry_id: str) -> str:
+    """Name the fragment of an entry's details, the same in every page that shows it.
+
+    Args:
+        entry_id: The entry's id, whatever it is made of.
+    """
+    return f"cell-{sha256(entry_id.encode()).hexdigest()[:12]}"
 
 
 def _breakable(text: str) -> Markup:
@@ -111,7 +172,7 @@ def _breakable(text: str) -> Markup:
     return Markup(re.sub(r"([_:=])", r"\1<wbr>", str(escape(text))))  # noqa: S704 (escaped)
 
 
-def _first(gallery: Gallery, shown: Matrix) -> tuple[Entry, Shown] | None:
+def _first(gallery: Gallery, shown: Matrix) -> tuple[BoardEntry, Shown] | None:
     """The median picture of where the row that the answer speaks of leaks most, or of any cell that has pictures."""
     subject = shown.subject.measured if shown.subject else []
     most = sorted(subject, key=lambda cell: headline(cell.entry), reverse=True)
@@ -141,11 +202,11 @@ def _environment() -> Environment:
         server_name=server_name,
         legend=legend,
         numbers=numbers,
-        results=results,
-        front=front,
-        filled=filled,
-        text_columns=(*TEXT, *disclosed.TEXTS),
-        disclosed_title=disclosed.TITLE,
+        filters=FILTERS,
+        exact_share=legend.EXACT_SHARE,
+        filter_options=filter_options,
+        key_columns=key_columns,
+        text_columns=TEXT,
         authors=AUTHORS,
         exact=EXACT,
         exactly=exactly,

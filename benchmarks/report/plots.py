@@ -10,7 +10,7 @@ from fedmjp.benchmarks.leaderboard.entries import Board
 from fedmjp.benchmarks.report.curves import mask_ratios, trade_off, upload_counts
 from fedmjp.benchmarks.report.distributions import distributions
 from fedmjp.benchmarks.report.drawing import NARROW_INCHES, STYLE, Plot
-from fedmjp.benchmarks.report.rows import servers
+from fedmjp.benchmarks.report.tables import servers
 
 NO_METADATA: dict[str, None] = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # so that bytes repeat
 

@@ -6,18 +6,18 @@ from typing import Literal, get_args
 
 from fedmjp.benchmarks.folder.output import write_text
 from fedmjp.benchmarks.leaderboard.entries import Board
-from fedmjp.benchmarks.report.latex import latex_text
 from fedmjp.benchmarks.report.page import Gallery, page
 from fedmjp.benchmarks.report.plots import plots, standalone
-from fedmjp.benchmarks.report.tables import csv_text, markdown_text
+from fedmjp.benchmarks.report.tables import Report
+from fedmjp.benchmarks.report.texts import csv_text, latex_text, markdown_text
 
 Format = Literal["html", "md", "csv", "json", "latex"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 LINKED: tuple[Format, ...] = ("csv", "json")  # what the page links to
-_TEXTS: dict[Format, tuple[str, Callable[[Board], str]]] = {
+_TEXTS: dict[Format, tuple[str, Callable[[Report], str]]] = {
     "md": ("md", markdown_text),
     "csv": ("csv", csv_text),
-    "json": ("json", lambda board: board.model_dump_json(indent=2) + "\n"),
+    "json": ("json", lambda report: report.board.model_dump_json(indent=2) + "\n"),
     "latex": ("tex", latex_text),
 }
 
@@ -28,17 +28,17 @@ def publish(board: Board, folder: Path, *, formats: Sequence[Format], pictures: 
     ``html`` brings along what the page links to: CSV, JSON, and the plots as files of their own in ``plots/``. Without
     pictures the page says why.
     """
-    files: dict[str, str] = {}
+    report, files = Report(board), dict[str, str]()
     for name in dict.fromkeys([*formats, *(LINKED if "html" in formats else ())]):
         if name == "html":
             figures = plots(board)
             drawn = {plot.name: standalone(plot) for plot in figures}
             (folder / "plots").mkdir(exist_ok=True)
-            files["leaderboard.html"] = page(board, pictures, drawn, figures)
+            files["leaderboard.html"] = page(report, pictures, drawn, figures)
             files |= {f"plots/{plot}.svg": content for plot, content in drawn.items()}
         else:
             suffix, text = _TEXTS[name]
-            files[f"leaderboard.{suffix}"] = text(board)
+            files[f"leaderboard.{suffix}"] = text(report)
     for path, content in files.items():
         write_text(folder / path, content)
     return [folder / path for path in files]

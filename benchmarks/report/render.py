@@ -10,15 +10,15 @@ from rich.console import Console
 
 from fedmjp.benchmarks.folder.output import OutputFolder, write_json
 from fedmjp.benchmarks.folder.store import RecordedTrials, Store
-from fedmjp.benchmarks.leaderboard.admission import submitted
+from fedmjp.benchmarks.leaderboard.admission import read_submitted
 from fedmjp.benchmarks.leaderboard.board import board_of
-from fedmjp.benchmarks.leaderboard.entries import Board, reported_in
+from fedmjp.benchmarks.leaderboard.entries import Board, read_reported
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
-from fedmjp.benchmarks.report.answer import answers, print_answer
 from fedmjp.benchmarks.report.figure import write_figure
 from fedmjp.benchmarks.report.page import Gallery, Shown
 from fedmjp.benchmarks.report.publish import FORMATS, publish
-from fedmjp.benchmarks.report.tables import print_table
+from fedmjp.benchmarks.report.tables import Report
+from fedmjp.benchmarks.report.terminal import print_answer, print_table, select_answers
 from fedmjp.benchmarks.running.retention import extremes
 
 FIGURE = "reconstructions.jpg"
@@ -45,11 +45,14 @@ def render(
     board = board_in(plan, store, output.root)
     write_json(output.root / "manifest.json", board.about)
     publish(board, output.root, formats=FORMATS, pictures=gallery_in(plan, store, board, output))
-    (print_answer if short else print_table)(board, console)
+    if short:
+        print_answer(board, console)
+    else:
+        print_table(Report(board), console)
     if figure:
         drawn = [trial for trial in plan.tasks if trial.cell.reveals == "pictures"]
         if short:
-            picked = [trial for entry in answers(board) for trial in drawn if trial.cell == entry.cell]
+            picked = [trial for entry in select_answers(board) for trial in drawn if trial.cell == entry.cell]
             drawn = picked or drawn  # where nothing came back, the figure says so of all
         attacked = store.trials([trial.key for trial in drawn])
         if drawn:
@@ -63,8 +66,8 @@ def board_in(plan: TrialPlan, store: RecordedTrials, folder: Path) -> Board:
         plan,
         _trials(plan, store),
         store.environments(),
-        reported=reported_in(plan.about["reported"]),
-        submitted=submitted(folder),
+        reported=read_reported(plan.about["reported"]),
+        submitted=read_submitted(folder),
     )
 
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
-from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Reported
+import pandas as pd
+
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, BoardEntry, ReportedRow
 from fedmjp.benchmarks.leaderboard.headline import headline
 from fedmjp.benchmarks.report import numbers
+from fedmjp.benchmarks.report.columns import NO_SCORE
 from fedmjp.benchmarks.report.legend import heading
-from fedmjp.benchmarks.report.numbers import Value
-from fedmjp.benchmarks.report.rows import Row, metric, number
+from fedmjp.benchmarks.report.numbers import CellText, empty, number
 from fedmjp.defences.pipeline import NONE
 from fedmjp.settings import Setting
 
@@ -15,28 +17,41 @@ BREACHING = "april_min_norm"  # computes what breaching's analytic attack does
 NONE_NEAR = "nothing of ours comes near"
 
 
-def reported_rows(board: Board) -> list[Row]:
-    """A paper's figures, each with the nearest of ours named and measured beside it."""
+def reported_table(board: Board) -> pd.DataFrame:
+    """Write the figures that papers report, each row with the nearest of ours beside it.
+
+    Args:
+        board: A board.
+
+    Returns:
+        A row per reported row, a column per heading; empty where nothing is reported.
+    """
     names = list(dict.fromkeys(name for row in board.reported for name in row.metrics))
-    return [_row(board, row, names) for row in board.reported]
+    return pd.DataFrame([_row(board, row, names) for row in board.reported], dtype=object)
 
 
-def _row(board: Board, row: Reported, names: Sequence[str]) -> Row:
+def _row(board: Board, row: ReportedRow, names: Sequence[str]) -> dict[str, CellText]:
     nearest = nearest_of_ours(board, row)
-    none = Value("", why=NONE_NEAR)
-    values = {
-        **{name: Value(str(getattr(row, name))) for name in ("source", "row", "model", "defence", "attack", "setting")},
-        "n": Value(str(row.n), row.n),
+    printed = ("source", "row", "model", "defence", "attack", "setting")
+    return {
+        **{name: CellText(str(getattr(row, name))) for name in printed},
+        "n": CellText(str(row.n), row.n),
         "top-1 %": number(row.top1, f"{row.top1}", "not reported"),
         **{heading(name): _printed(board, row, name) for name in names},
-        "nearest of ours": Value(_named(nearest)) if nearest else none,
-        **{f"ours: {heading(name)}": metric(nearest, name) if nearest else none for name in names},
-        "differs": Value(row.differs),
+        "nearest of ours": CellText(_named(nearest)) if nearest else empty(NONE_NEAR),
+        **{f"ours: {heading(name)}": _measured(nearest, name) for name in names},
+        "differs": CellText(row.differs),
     }
-    return Row(values, nearest, "")
 
 
-def nearest_of_ours(board: Board, row: Reported) -> Entry | None:
+def _measured(entry: BoardEntry | None, name: str) -> CellText:
+    if entry is None or name not in entry.metrics:
+        return empty(NO_SCORE if entry else NONE_NEAR)
+    statistics = entry.metrics[name]
+    return numbers.mean(statistics.mean, statistics.low, statistics.high, name)
+
+
+def nearest_of_ours(board: Board, row: ReportedRow) -> BoardEntry | None:
     """The entry that comes nearest a reported row: the model that it names, same setting and defence.
 
     The paper's attack before others. In setting a nothing is shuffled there: the smaller our mask ratio,
@@ -51,7 +66,7 @@ def nearest_of_ours(board: Board, row: Reported) -> Entry | None:
         and LEAKAGE in entry.metrics
     ]
 
-    def nearness(entry: Entry) -> tuple[bool, float, float, float]:
+    def nearness(entry: BoardEntry) -> tuple[bool, float, float, float]:
         same_attack = "breaching" in row.attack.casefold() and entry.attack == BREACHING
         shuffled = entry.mask_ratio if row.setting is Setting.A else 0.0
         return same_attack, -shuffled, *headline(entry)
@@ -59,24 +74,24 @@ def nearest_of_ours(board: Board, row: Reported) -> Entry | None:
     return max(candidates, key=nearness, default=None)
 
 
-def _called(entry: Entry) -> str:
+def _called(entry: BoardEntry) -> str:
     """The defence as papers call it: to them a shuffled picture alone is an evaluation setting, not a defence."""
     return NONE if entry.pipeline.marks == {"shuffled"} else entry.defence
 
 
-def _named(entry: Entry) -> str:
+def _named(entry: BoardEntry) -> str:
     defence = entry.defence + (f" at mask ratio {entry.mask_ratio:g}" if entry.mask_ratio else "")
-    weights, n = numbers.weights(entry.weights), numbers.counted(entry).text
+    weights, n = numbers.weights(entry.weights), numbers.pictures(entry.n, entry.uploads)
     return f"{entry.model}, {defence}, {entry.attack}, {weights}, n = {n}"
 
 
-def _printed(board: Board, row: Reported, name: str) -> Value:
+def _printed(board: Board, row: ReportedRow, name: str) -> CellText:
     """Never rounded by us; with the zeros at the end that JSON lost: a paper prints a column to equal decimals."""
     if name not in row.metrics:
-        return Value("", why="not reported")
+        return empty("not reported")
     column = [other.metrics[name] for other in board.reported if other.source == row.source and name in other.metrics]
     value = row.metrics[name]
-    return Value(f"{value:.{max(map(_decimals, column))}f}", value)
+    return CellText(f"{value:.{max(map(_decimals, column))}f}", value)
 
 
 def _decimals(value: float) -> int:

@@ -107,8 +107,8 @@ app.add_typer(weights, name="weights", rich_help_panel=KNOW)
 app.command(rich_help_panel=KNOW, epilog=examples("fedmjp doctor"))(doctor)
 
 
-def _tell_version(asked: bool) -> None:
-    if asked:
+def _tell_version(wants_version: bool) -> None:
+    if wants_version:
         typer.echo(f"fedmjp {fedmjp.__version__}")
         raise typer.Exit
 
@@ -123,5 +123,5 @@ def before(
 
 
 def main() -> None:
-    """The command line ``fedmjp``."""
+    """Run the command line ``fedmjp``."""
     run(app)

@@ -167,16 +167,16 @@ def attack(
     """Attack uploads of one model and print their scores: computed here, recorded before, or of your own model."""
     console = wide_console()
     flags = {option.name: option.opts[0] for option in context.command.params}
-    named = {key for key in context.params if context.get_parameter_source(key) is ParameterSource.COMMANDLINE}
-    refuse_options({key: flags[key] for key in context.params if key in named})
+    typed = {key for key in context.params if context.get_parameter_source(key) is ParameterSource.COMMANDLINE}
+    refuse_options({key: flags[key] for key in context.params if key in typed})
     if module is not None:
-        attack_module(context.params | ({} if "output" in named else {"output": OUTPUT}), console)
+        attack_module(context.params | ({} if "output" in typed else {"output": OUTPUT}), console)
         return
     require_apart(output, data if uploads is None else str(uploads))
     if uploads is None:
-        job = _prepare_direct(context.params, named, console)
+        job = _prepare_direct(context.params, typed, console)
     else:
-        job = _open_recorded(uploads, context.params, named)
+        job = _open_recorded(uploads, context.params, typed)
     _attack(job, output, console, fresh=fresh)
 
 
@@ -254,7 +254,8 @@ def _about(job: _Job) -> dict[str, Any]:
     from fedmjp.training.run_folder import published
 
     config = {"experiments": [published(experiment) for experiment in job.experiments]}
-    first, attacks = job.experiments[0], {attack.name: attack for each in job.experiments for attack in each.attacks}
+    first = job.experiments[0]
+    attacks = {attack.name: attack for experiment in job.experiments for attack in experiment.attacks}
     title = f"Attack {next(iter(attacks))}"
     disclosed = any(attack.build().reveals != "pictures" for attack in attacks.values())
     return {
@@ -287,7 +288,7 @@ def _attacks(options: Mapping[str, Any]) -> "tuple[AttackConfig, ...]":
     return (attack, *([] if attack.name == baseline else [AttackConfig(name=baseline)]))
 
 
-def _prepare_direct(options: Mapping[str, Any], named: set[str], console: "Console") -> _Job:
+def _prepare_direct(options: Mapping[str, Any], typed: set[str], console: "Console") -> _Job:
     """Choose the pictures, and plan to compute their uploads here."""
     from fedmjp.attacks.held_out import measured_on
     from fedmjp.benchmarks.plan.experiment import experiments_of
@@ -298,11 +299,11 @@ def _prepare_direct(options: Mapping[str, Any], named: set[str], console: "Conso
     from fedmjp.models.build import build
     from fedmjp.scenario import make_batch_scenario
 
-    if "local_learning_rate" in named and "local_steps" not in named:
+    if "local_learning_rate" in typed and "local_steps" not in typed:
         raise BadInputError("--local-learning-rate is of the steps that --local-steps asks for; give both or neither")
     if options["weights"] is not None:
         model = of_weights(options["weights"])
-        options = {**options, **{key: value for key, value in model.items() if key == "weights" or key not in named}}
+        options = {**options, **{key: value for key, value in model.items() if key == "weights" or key not in typed}}
     ratio = options["mask_ratio"]
     defences = tuple(DefenceConfig.parse(text) for text in options["defences"] if text != "none")
     values = single_batches(options) | {"defences": with_mask_ratio(defences, ratio)}
@@ -322,17 +323,17 @@ def _prepare_direct(options: Mapping[str, Any], named: set[str], console: "Conso
     return _Job(experiments, batches, sources, "computed in process (direct mode)", skipped=tuple(selection.skipped))
 
 
-def _open_recorded(folder: Path, options: Mapping[str, Any], named: set[str]) -> _Job:
+def _open_recorded(folder: Path, options: Mapping[str, Any], typed: set[str]) -> _Job:
     """Open what `fedmjp record` or `fedmjp simulate --uploads` left in a folder."""
     from fedmjp.benchmarks.plan.experiment import Experiment
     from fedmjp.benchmarks.uploads.rounds import open_records
     from fedmjp.errors import BadInputError
 
-    if refused := [key for key in RECORDED if key in named]:
+    if refused := [key for key in RECORDED if key in typed]:
         flags = ", ".join("--defence" if key == "defences" else f"--{key.replace('_', '-')}" for key in refused)
         raise BadInputError(f"{flags}: that was decided when {folder} was recorded; leave it out with --uploads")
     recording = open_records(folder)
-    model = options["model"] if "model" in named else None
+    model = options["model"] if "model" in typed else None
     knowledge = {"labels_known": options["labels_known"]}
     recorded = recording.attacked(model, device=choose(options["device"]))
     scenarios = [scenario.model_copy(update=knowledge) for scenario in recorded]

@@ -85,7 +85,7 @@ def _print_table(rows: list[dict[str, str]], console: "Console") -> None:
 
 
 def _row(kind: str, name: str) -> dict[str, str]:
-    """What a table has room for of one, read without what computes."""
+    """Summarise an entry for a table, without importing what computes."""
     if kind == "attacks":
         return fedmjp.ATTACKS.state(name, "name", "role", "summary")
     if kind == "defences":
@@ -112,12 +112,12 @@ def _attack(name: str) -> dict[str, str]:
 
 def _defence(name: str) -> dict[str, str]:
     defence = fedmjp.DEFENCES.get(name)
-    seen = {"tensor": "one tensor", "update": "the whole update", "example": "each picture"}
+    scopes = {"tensor": "one tensor", "update": "the whole update", "example": "each picture"}
     return {
         "name": defence.name,
         "summary": defence.summary,
         "stage": " and ".join(defence.stages),
-        "sees at once": seen[defence.scope],
+        "sees at once": scopes[defence.scope],
         "the server is told": defence.told,
         "leaves uploads": " and ".join(sorted(defence.marks)),
         "options": _options(defence.options_type),
@@ -139,7 +139,7 @@ def _server(name: str) -> dict[str, str]:
 
 
 def _options(options_type: type["BaseModel"]) -> str:
-    """Name, default and meaning of each option."""
+    """List name, default and meaning of each option."""
     texts = [
         f"{name}={'none' if field.default is None else field.default} ({field.description})"
         for name, field in options_type.model_fields.items()

@@ -8,13 +8,19 @@ FILE_WIDTH = 140
 
 
 def wide_console() -> Console:
-    """The terminal as wide as it is; files and pipes wide enough for every column."""
+    """Open the terminal as wide as it is; make files and pipes wide enough for every column."""
     console = Console()
     return console if console.is_terminal else Console(width=FILE_WIDTH)
 
 
 def tell(console: Console, *lines: str, style: str | None = None) -> None:
-    """Print lines as they are: no markup, no colours of their own, never broken."""
+    """Print lines as they are: no markup, no colours of their own, never broken.
+
+    Args:
+        console: The terminal.
+        lines: To print.
+        style: Of all of them, such as "bold red".
+    """
     for line in lines:
         console.print(printable(line), style=style, highlight=False, markup=False, soft_wrap=True)
 

@@ -17,18 +17,34 @@ DEFENCE_HELP = "NAME or NAME:KEY=VALUE,KEY=VALUE, see `fedmjp list defences`; re
 
 
 def examples(*commands: str, keys: Mapping[str, str] | None = None) -> str:
-    """The end of a command's --help: commands that do something, and the keys of KEY=VALUE by their group."""
-    named = [f"{group}.KEY: {names}" if group else names for group, names in (keys or {}).items()]
-    return "\n\n".join(map(escape, ["Examples:", *commands, *(["", "Keys:", *named] if named else [])]))
+    """Write the end of a command's --help: commands that do something, and the keys of KEY=VALUE by their group.
+
+    Args:
+        commands: Whole command lines.
+        keys: Names of keys by their group.
+    """
+    key_lines = [f"{group}.KEY: {names}" if group else names for group, names in (keys or {}).items()]
+    return "\n\n".join(map(escape, ["Examples:", *commands, *(["", "Keys:", *key_lines] if key_lines else [])]))
 
 
-def output(what: str) -> Any:
-    """The option of the folder that a command writes to."""
-    return typer.Option("--output", help=what, parser=_folder, metavar="DIR", rich_help_panel=RUN)
+def output(help_text: str) -> Any:
+    """Make the option of the folder that a command writes to.
+
+    Args:
+        help_text: Shown by --help.
+    """
+    return typer.Option("--output", help=help_text, parser=_folder, metavar="DIR", rich_help_panel=RUN)
 
 
 def known_model(name: str) -> str:
-    """The same name; UnknownNameError if there is no such model."""
+    """Check the name of a model, and return it.
+
+    Args:
+        name: As typed.
+
+    Raises:
+        UnknownNameError: If there is no such model.
+    """
     from fedmjp.models.architectures import TIMM, architecture
 
     if not name.startswith(TIMM):  # timm itself takes seconds, and is asked when the model is built
@@ -37,7 +53,14 @@ def known_model(name: str) -> str:
 
 
 def known_attack(name: str) -> str:
-    """The same name; UnknownNameError if there is no such attack."""
+    """Check the name of an attack, and return it.
+
+    Args:
+        name: As typed.
+
+    Raises:
+        UnknownNameError: If there is no such attack.
+    """
     from fedmjp.attacks import ATTACKS
 
     ATTACKS.require(name)
@@ -45,7 +68,14 @@ def known_attack(name: str) -> str:
 
 
 def known_defences(texts: Sequence[str] | None) -> Sequence[str] | None:
-    """The same texts; UnknownNameError if one begins with the name of no defence."""
+    """Check the names that defences begin with, and return the texts.
+
+    Args:
+        texts: NAME or NAME:KEY=VALUE,... each.
+
+    Raises:
+        UnknownNameError: If there is no such defence.
+    """
     from fedmjp.defences import DEFENCES
 
     for text in texts or ():
@@ -56,7 +86,14 @@ def known_defences(texts: Sequence[str] | None) -> Sequence[str] | None:
 
 
 def known_server(text: str | None) -> str | None:
-    """The same text; UnknownNameError if it begins with the name of no server that changes weights."""
+    """Check the name of a server that changes weights, and return the text.
+
+    Args:
+        text: NAME or NAME:KEY=VALUE,...; None for an honest server.
+
+    Raises:
+        UnknownNameError: If there is no such server.
+    """
     from fedmjp.threat import HONEST, SERVERS
 
     if text is not None and text != HONEST:
@@ -65,7 +102,14 @@ def known_server(text: str | None) -> str | None:
 
 
 def share(value: Any) -> Any:
-    """The same share, or list of them; BadParameter if one is no number, which no range excludes."""
+    """Refuse NaN, which no range excludes, and return the value.
+
+    Args:
+        value: A share, or a list of them.
+
+    Raises:
+        BadParameter: If one is NaN.
+    """
     if any(entry != entry for entry in (value if isinstance(value, Sequence) else [value])):
         raise typer.BadParameter("nan is not in the range 0<=x<=1.")
     return value

@@ -52,16 +52,16 @@ def tell_errors(errors: Iterable[str], console: "Console", unusable: Sequence[st
         unusable: Uploads that could not be attacked.
     """
     counts = Counter(errors)
-    again = any(not error.startswith(GAVE_UP) for error in counts)
+    retries = any(not error.startswith(GAVE_UP) for error in counts)
     for error, count in counts.most_common():
         style = None if error.startswith(GAVE_UP) else "bold red"
         tell(console, f"{count} {'trial' if count == 1 else 'trials'} failed: {error}", style=style)
-    if again:
+    if retries:
         tell(console, "The same command tries again what did not give up, and nothing else.")
     tell(console, *(f"Unusable upload {problem}" for problem in unusable), style="bold red")
     if unusable:
         raise typer.Exit(BAD_INPUT)
-    if again:
+    if retries:
         raise typer.Exit(FAILED)
 
 
@@ -132,7 +132,7 @@ def _notes(cells: Sequence["Cell"]) -> Iterator[str]:
     from fedmjp.metrics import EXACT, metric
 
     for planned in cells:
-        yield planned.threat.sentence(each.pipeline for each in cells if each.threat == planned.threat)
+        yield planned.threat.sentence(cell.pipeline for cell in cells if cell.threat == planned.threat)
     for planned in cells:
         if planned.caveat:
             yield f"{planned.caveat[0].upper()}{planned.caveat[1:].removesuffix('.')}."

@@ -28,6 +28,9 @@ LEFT_OUT = ("--output", "--database")
 def choose(device: str) -> Literal["cpu", "cuda"]:
     """Resolve "auto" to CUDA where there is any, else the CPU; check an explicit choice.
 
+    Args:
+        device: auto, cpu or cuda.
+
     Raises:
         DeviceError: If there is no such device on this machine.
     """
@@ -44,7 +47,11 @@ def choose(device: str) -> Literal["cpu", "cuda"]:
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options without those that nobody named."""
+    """Leave out options that nobody named.
+
+    Args:
+        options: By name.
+    """
     return {name: value for name, value in options.items() if value not in (None, [], {})}
 
 
@@ -55,7 +62,15 @@ def values_of(
     options: Mapping[str, Any],
     settings: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """The values of a training: a file's over the defaults, over them a row's of the paper, options, and settings."""
+    """Lay the values of a training over each other: defaults, file, row of the paper, options, settings.
+
+    Args:
+        defaults: Of every run.
+        file: Of a YAML file.
+        row: Name of a row of the paper's tables.
+        options: Of the command.
+        settings: KEY=VALUE each.
+    """
     from fedmjp.training.rows import row as row_of
 
     values = dict(defaults)
@@ -65,7 +80,12 @@ def values_of(
 
 
 def with_warm_up(values: Mapping[str, Any], epochs: object) -> dict[str, Any]:
-    """The paper's share of so many epochs as warm-up, at most as many as it has, unless the values say their own."""
+    """Add the paper's share of warm-up epochs, unless the values state their own.
+
+    Args:
+        values: Of a training.
+        epochs: Of the run; warm-up takes no more.
+    """
     if not isinstance(epochs, int):
         return dict(values)  # told when it is read
     share = min(WARMUP, max(0, epochs) * WARMUP // EPOCHS)
@@ -73,7 +93,11 @@ def with_warm_up(values: Mapping[str, Any], epochs: object) -> dict[str, Any]:
 
 
 def with_files(values: dict[str, Any]) -> dict[str, Any]:
-    """Files by names that mean the same in every process, and what is in them; the device that there is."""
+    """Replace names of files by names that mean the same in every process, and "auto" by the device.
+
+    Args:
+        values: Of a training.
+    """
     from fedmjp.arithmetic import require_arithmetic
 
     data, device, recipe = (
@@ -92,7 +116,14 @@ def with_files(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def located(data: str) -> str:
-    """A source of pictures that means the same in every working directory; BadInputError if it is none."""
+    """Return a source of pictures under a name that means the same in every working directory.
+
+    Args:
+        data: "bundled", hub:OWNER/NAME or a folder.
+
+    Raises:
+        BadInputError: If it is empty.
+    """
     from fedmjp.errors import BadInputError
 
     if not data:
@@ -101,7 +132,15 @@ def located(data: str) -> str:
 
 
 def require_apart(output: Path, source: str) -> None:
-    """OutputError if results would lie among the pictures or uploads that they are made of, which they would change."""
+    """Refuse to write results among the pictures or uploads that they are made of.
+
+    Args:
+        output: Folder for results.
+        source: Pictures or uploads.
+
+    Raises:
+        OutputError: If the folder lies among them.
+    """
     from fedmjp.errors import OutputError
 
     if Path(located(source)).is_absolute() and output.resolve().is_relative_to(Path(source).resolve()):
@@ -109,7 +148,11 @@ def require_apart(output: Path, source: str) -> None:
 
 
 def single_batches(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a scenario of single batches, from the options of a command that have their names."""
+    """Build the batch fields of a scenario from equally named command options.
+
+    Args:
+        options: Of the command.
+    """
     from fedmjp.arithmetic import require_arithmetic
     from fedmjp.config import ModelConfig
     from fedmjp.scenario import Scenario
@@ -128,7 +171,10 @@ def single_batches(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_weights(file: str) -> dict[str, Any]:
-    """Options of a model with trained weights: of those in the zoo, and beside a run's manifest, all that are known.
+    """Collect the options of a model with trained weights, as far as the zoo or the run beside them knows these.
+
+    Args:
+        file: A path, or zoo:NAME.
 
     Raises:
         BadInputError: If there are no such weights, or they cannot be read.
@@ -139,21 +185,30 @@ def of_weights(file: str) -> dict[str, Any]:
     from fedmjp.zoo import PREFIX, zoo_model
 
     checkpoint, run = Checkpoint.of(file), TrainingFolder(Path(file).parent)
-    known: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     if file.startswith(PREFIX):
-        known = zoo_model(file).model
+        facts = zoo_model(file).model
     elif run.weights.name == Path(file).name and run.holds_run():
-        known = run.config().network.model_dump()
+        facts = run.config().network.model_dump()
     return {
-        **({"model": known["name"]} if known else {}),
-        **{key: known[key] for key in OF_MODEL if key in known},
+        **({"model": facts["name"]} if facts else {}),
+        **{key: facts[key] for key in OF_MODEL if key in facts},
         "unknown_embedding": holds_unknown_embedding(checkpoint),
         "weights": checkpoint.model_dump(),
     }
 
 
 def open_trained(folders: Sequence[Path], weights: Path | None, model: Sequence[str]) -> "list[Trained]":
-    """The models that a command was told of: folders of training runs, or one file of weights and what it is of."""
+    """Open the models that a command names: folders of training runs, or one file of weights.
+
+    Args:
+        folders: Of training runs.
+        weights: A file instead.
+        model: KEY=VALUE each, what the file is of.
+
+    Raises:
+        BadInputError: If both are named, or none.
+    """
     from fedmjp.config import Checkpoint, ModelConfig
     from fedmjp.errors import BadInputError
     from fedmjp.evaluation.runs import Trained, open_run
@@ -168,7 +223,13 @@ def open_trained(folders: Sequence[Path], weights: Path | None, model: Sequence[
 
 
 def write_manifest(path: Path, kind: str, **about: Any) -> None:
-    """Write what made the results beside it, with the command and everything about this process."""
+    """Write a manifest of results: the command, this process's environment, and further facts.
+
+    Args:
+        path: Of the manifest.
+        kind: Of results.
+        about: Further facts.
+    """
     from fedmjp import provenance
     from fedmjp.benchmarks.folder.output import write_json
 
@@ -176,7 +237,7 @@ def write_manifest(path: Path, kind: str, **about: Any) -> None:
 
 
 def published_command() -> str:
-    """The command line of this process as results may show it: without those options and this machine's folders."""
+    """Return the command line of this process without this machine's folders, as results show it."""
     words: list[str] = []
     arguments = iter(sys.argv[1:])
     for word in arguments:
@@ -196,7 +257,13 @@ def _without_folder(word: str) -> str:
 
 
 def tell_held_out(pictures: "Pictures", trained_on: str, console: "Console") -> None:
-    """Say it where there is no validation split."""
+    """Warn where Top-1 is measured on the pictures of the training.
+
+    Args:
+        pictures: Of the training.
+        trained_on: The end of a sentence, who was trained on them.
+        console: The terminal.
+    """
     if not pictures.held_out:
         caveat = f"has no validation split: Top-1 is measured on the pictures that {trained_on}"
         tell(console, f"{pictures.train.name} {caveat}.")

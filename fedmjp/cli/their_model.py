@@ -26,29 +26,34 @@ APPLY = NEED_MODULE | {
 METRICS = ("psnr", "ssim", "mse")
 
 
-def refuse_options(named: Mapping[str, str]) -> None:
+def refuse_options(typed: Mapping[str, str]) -> None:
     """Refuse options that go only with --module, or only without it.
 
     Args:
-        named: Those that the user gave, by their names in Python and on the command line.
+        typed: Those that the user typed, by their names in Python and on the command line.
 
     Raises:
         BadInputError: If there is such an option, or --gradient is missing.
     """
     from fedmjp.errors import BadInputError
 
-    if "module" not in named:
-        if alone := next((option for name, option in named.items() if name in NEED_MODULE), None):
+    if "module" not in typed:
+        if alone := next((option for name, option in typed.items() if name in NEED_MODULE), None):
             raise BadInputError(f"{alone} is of a model of your own: name it with --module package:factory")
         return
-    if extra := next((option for name, option in named.items() if name not in APPLY), None):
+    if extra := next((option for name, option in typed.items() if name not in APPLY), None):
         raise BadInputError(f"{extra} does not go with --module, whose upload is taken as it is; leave it out")
-    if "gradient" not in named:
+    if "gradient" not in typed:
         raise BadInputError("--module needs --gradient FILE, which holds what a client uploaded")
 
 
 def attack_module(options: Mapping[str, Any], console: "Console") -> None:
-    """Attack what a client uploaded of the user's own module; ``options`` are those of the command."""
+    """Attack what a client uploaded of the user's own module.
+
+    Args:
+        options: Of the command.
+        console: The terminal.
+    """
     from fedmjp.attacks import ATTACKS
     from fedmjp.attacks.base import showing_pictures
     from fedmjp.benchmarks.folder.output import claim_folder
@@ -57,8 +62,8 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
     from fedmjp.facade import attack
     from fedmjp.gradient_files import read_gradients
 
-    given = parse_pairs(options["options"], "--set", dashes=True)
-    chosen: Any = showing_pictures(ATTACKS.get(options["name"])(given))
+    attack_options = parse_pairs(options["options"], "--set", dashes=True)
+    module_attack: Any = showing_pictures(ATTACKS.get(options["name"])(attack_options))
     path = Path(options["gradient"])
     file = read_gradients(path)
     adopted, title = _adopted(options)
@@ -67,16 +72,18 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
     except BadInputError as error:
         raise BadInputError(f"{path}: {error}") from None
     private = None if options["private"] is None else _private(Path(options["private"]), adopted, threat)
-    made: Any = attack(chosen.name, upload, adopted, options=given, threat=threat, seed=options["seed"])
-    notes = [_inexact(chosen, upload, adopted, threat), chosen.caveat(adopted, threat)]
+    reconstruction: Any = attack(
+        module_attack.name, upload, adopted, options=attack_options, threat=threat, seed=options["seed"]
+    )
+    notes = [_inexact(module_attack, upload, adopted, threat), module_attack.caveat(adopted, threat)]
     folder = Path(options["output"])
     claim_folder(folder)
     for former in folder.glob("recovered-*.png"):
         former.unlink()
-    pictures = {f"recovered-{number}.png": image for number, image in enumerate(made.images, start=1)}
+    pictures = {f"recovered-{number}.png": image for number, image in enumerate(reconstruction.images, start=1)}
     for name, image in pictures.items():
         save_png(png_of(image), folder / name)
-    scores = None if private is None else _scores(made.images, private)
+    scores = None if private is None else _scores(reconstruction.images, private)
     normalisation = {"mean": _three(adopted.mean), "std": _three(adopted.std)}
     write_manifest(
         folder / REPORT,
@@ -86,14 +93,14 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
         normalisation=normalisation,
         upload={"file": path.name, "sha256": file.sha256, "states_weights": file.weights is not None},
         threat=threat.sentence(),
-        attack={"name": chosen.name, "options": given, "seed": options["seed"]},
+        attack={"name": module_attack.name, "options": attack_options, "seed": options["seed"]},
         notes=[note for note in notes if note],
-        diagnostics=dict(made.diagnostics),
+        diagnostics=dict(reconstruction.diagnostics),
         scores=scores,
     )
     tell(console, f"{title}: {', '.join(f'{part} {name}' for part, name in adopted.parts.items() if name)}.")
-    size, known = adopted.image_size, ", ".join(f"{name} {values}" for name, values in normalisation.items())
-    tell(console, f"Pictures of {size} x {size} pixels in patches of {adopted.patch_size}, normalised by {known}.")
+    size, statistics = adopted.image_size, ", ".join(f"{name} {values}" for name, values in normalisation.items())
+    tell(console, f"Pictures of {size} x {size} pixels in patches of {adopted.patch_size}, normalised by {statistics}.")
     if file.weights is None:
         tell(console, f"{path} states no digest of weights; they are taken to be the module's.")
     tell(console, *(note for note in notes if note), style="bold red")
@@ -143,7 +150,7 @@ def _upload(options: Mapping[str, Any], file: "GradientFile", adopted: "Adopted"
 
 
 def _inexact(attack: Any, upload: "Upload", adopted: "Adopted", threat: "ThreatModel") -> str | None:
-    """Why the closed form cannot be exact for one picture; attacks that have nothing else to go by are refused."""
+    """Say why the closed form cannot be exact for one picture; refuse attacks that have nothing else to go by."""
     from fedmjp.attacks.recover import inexact_refusal
     from fedmjp.attacks.token_gradients import shown_tokens
     from fedmjp.errors import AttackNotApplicableError
@@ -162,7 +169,7 @@ def _inexact(attack: Any, upload: "Upload", adopted: "Adopted", threat: "ThreatM
 
 
 def _private(path: Path, adopted: "Adopted", threat: "ThreatModel") -> "Tensor":
-    """The user's own picture, (3, size, size) in [0, 1], just as it is."""
+    """Read the user's own picture, (3, size, size) in [0, 1], just as it is."""
     from torchvision.transforms.v2 import functional as transforms
 
     from fedmjp.data.pictures import open_picture, to_rgb

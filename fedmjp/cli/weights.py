@@ -21,36 +21,46 @@ def table(context: typer.Context) -> None:
     """List published checkpoints, and weights of ours, and whether they are on this machine."""
     if context.invoked_subcommand is not None:
         return
-    from fedmjp.models.known import known_checkpoints, searched
+    from fedmjp.models.known import known_checkpoints, list_places
     from fedmjp.zoo import PREFIX, TASK, ZOO
 
     console = wide_console()
-    for known in known_checkpoints():
-        path = known.find()
-        fits = f", for {known.model} with an unknown embedding" if known.unknown_embedding else ""
-        tell(console, f"{known.name:<{NAME_WIDTH}}{'here' if path else 'not here'}{fits}", f"  from {known.source}")
-        if known.release:
-            tell(console, f"  or its release, {known.release}")
+    for checkpoint in known_checkpoints():
+        path = checkpoint.find()
+        fits = f", for {checkpoint.model} with an unknown embedding" if checkpoint.unknown_embedding else ""
+        tell(
+            console,
+            f"{checkpoint.name:<{NAME_WIDTH}}{'here' if path else 'not here'}{fits}",
+            f"  from {checkpoint.source}",
+        )
+        if checkpoint.release:
+            tell(console, f"  or its release, {checkpoint.release}")
         if path:
             _tell_file(path)
     tell(console, f"\nOurs, on {TASK}:")
-    for ours in ZOO.values():
-        trained = f"{ours.architecture}, {ours.training}, {ours.defence}, patches of {ours.patch_size}"
-        where = "here" if ours.find() else "not here"
-        tell(console, f"{PREFIX + ours.name:<{NAME_WIDTH}}{where}, Top-1 {ours.top1} %", f"  {trained}")
-        tell(console, f"  sha256 {ours.sha256}")
+    for zoo_entry in ZOO.values():
+        trained = (
+            f"{zoo_entry.architecture}, {zoo_entry.training}, {zoo_entry.defence}, patches of {zoo_entry.patch_size}"
+        )
+        where = "here" if zoo_entry.find() else "not here"
+        tell(console, f"{PREFIX + zoo_entry.name:<{NAME_WIDTH}}{where}, Top-1 {zoo_entry.top1} %", f"  {trained}")
+        tell(console, f"  sha256 {zoo_entry.sha256}")
     tell(console, f"{PREFIX}NAME stands wherever a file of weights is taken; its digest is checked.")
-    tell(console, "\nNames are those of the models that weights fit. Looked in:", *(f"- {text}" for text in searched()))
+    tell(
+        console,
+        "\nNames are those of the models that weights fit. Looked in:",
+        *(f"- {text}" for text in list_places()),
+    )
     tell(console, "`fedmjp weights fetch NAME` downloads one, or says how to get it by hand.")
 
 
 @weights.command(epilog=examples("fedmjp weights fetch deit_small"))
 def fetch(name: Annotated[str, typer.Argument(help="As `fedmjp weights` lists it, or timm:NAME.")]) -> None:
     """Find published weights on this machine, or download them."""
-    from fedmjp.models.known import known
+    from fedmjp.models.known import find_checkpoint
     from fedmjp.zoo import PREFIX
 
-    _tell_file(Path(name) if name.startswith(PREFIX) else known(name).fetch())
+    _tell_file(Path(name) if name.startswith(PREFIX) else find_checkpoint(name).fetch())
 
 
 @weights.command(epilog=examples("fedmjp weights verify FILE --model deit_small"))
@@ -78,7 +88,7 @@ def verify(
     from fedmjp.models.architectures import architecture
     from fedmjp.models.build import build
     from fedmjp.models.checkpoints import load_checkpoint
-    from fedmjp.models.known import checked
+    from fedmjp.models.known import open_checkpoint
 
     design = architecture(model)
     config = ModelConfig.parse(
@@ -92,7 +102,7 @@ def verify(
             "index_embedding": index_embedding,
         }
     )
-    checkpoint = checked(file)
+    checkpoint = open_checkpoint(file)
     pipeline = read_pipeline(defences or [])
     built = build(pipeline.change_model(config))
     layout = load_checkpoint(built, checkpoint, ignored=design.ignored_weights)
@@ -107,7 +117,7 @@ def verify(
 
 
 def _tell_file(path: Path) -> None:
-    from fedmjp.models.known import checked
+    from fedmjp.models.known import open_checkpoint
 
-    checkpoint = checked(path)
+    checkpoint = open_checkpoint(path)
     tell(wide_console(), f"  file {checkpoint.path}", f"  sha256 {checkpoint.sha256}")

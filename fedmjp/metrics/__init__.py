@@ -39,18 +39,18 @@ class Metric:
 
     @property
     def function(self) -> "Callable[..., Tensor]":
-        """Gives one value per picture; of pictures by (reconstruction, target), of others by arguments of its own."""
+        """Load the function: pictures are scored by (reconstruction, target), others by arguments of their own."""
         function: Callable[..., Tensor] = _load(self.home)
         return function
 
     def missing(self) -> str | None:
-        """Why it cannot be computed on this machine; None if it can."""
+        """Say why it cannot be computed on this machine; None if it can."""
         reason: str | None = _load(self.hindrance)() if self.hindrance else None
         return reason
 
     @property
     def whole(self) -> bool:
-        """Whether it is 0 or 1 of a trial, and nothing between."""
+        """Tell whether it is 0 or 1 of a trial, and nothing between."""
         return self.bounds == WHOLE
 
 
@@ -122,7 +122,14 @@ DISCLOSED = tuple(name for name, known in METRICS.items() if known.of != "pictur
 
 
 def metric(name: str) -> Metric:
-    """Look a metric up; UnknownNameError with the nearest names if there is none."""
+    """Look a metric up.
+
+    Args:
+        name: One of ``METRICS``.
+
+    Raises:
+        UnknownNameError: If there is none, with the nearest names.
+    """
     if name not in METRICS:
         raise UnknownNameError("metric", name, METRICS)
     return METRICS[name]

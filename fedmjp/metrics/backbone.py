@@ -11,7 +11,7 @@ FETCH = "python -c \"import torchvision; torchvision.models.alexnet(weights='IMA
 
 
 def backbone_path() -> Path:
-    """Where torchvision looks for the AlexNet weights (the environment variable TORCH_HOME moves it)."""
+    """Return where torchvision looks for the AlexNet weights (the environment variable TORCH_HOME moves it)."""
     caches = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     home = Path(os.environ.get("TORCH_HOME", f"{caches}/torch")).expanduser()  # as of ``torch.hub.get_dir``
     return home / "hub" / "checkpoints" / BACKBONE_FILE
@@ -24,7 +24,7 @@ def _matches_name(path: Path, modified_ns: int) -> bool:  # noqa: ARG001 (a chan
 
 
 def missing_backbone() -> str | None:
-    """Why LPIPS cannot be computed here; None if it can. `fedmjp doctor` gives folder and remedy."""
+    """Say why LPIPS cannot be computed here; None if it can. `fedmjp doctor` gives folder and remedy."""
     path = backbone_path()
     if not path.is_file():
         return f"its AlexNet weights {BACKBONE_FILE} are not on this machine"

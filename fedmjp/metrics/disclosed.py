@@ -18,7 +18,7 @@ SMALLEST = 1e-12  # distance that a relative error is of at least: of equal pict
 
 
 def label_accuracy(disclosed: Tensor, labels: Tensor) -> Tensor:
-    r"""Whether the label of each private picture was told, each label told counting once.
+    r"""Score 1 for each private picture whose label was told; each label told counts once.
 
     The mean over a batch of B is the size of the intersection of multisets, over B:
 
@@ -38,16 +38,16 @@ def label_accuracy(disclosed: Tensor, labels: Tensor) -> Tensor:
         >>> label_accuracy(torch.tensor([7, 3, 3]), torch.tensor([3, 5, 3]))
         tensor([1., 0., 1.], dtype=torch.float64)
     """
-    left = Counter(disclosed.tolist())
-    right = []
+    remaining = Counter(disclosed.tolist())
+    hits = []
     for label in labels.tolist():
-        right.append(float(left[label] > 0))
-        left[label] -= 1
-    return torch.tensor(right, dtype=torch.float64)
+        hits.append(float(remaining[label] > 0))
+        remaining[label] -= 1
+    return torch.tensor(hits, dtype=torch.float64)
 
 
 def feature_error(disclosed: Tensor, features: Tensor, gallery: Tensor) -> Tensor:
-    r"""Error of each feature told, relative to how far the private feature is from the mean of its batch.
+    r"""Measure the error of each feature told, relative to the private feature's distance from its batch's mean.
 
     .. math:: \frac{\lVert \hat{f}_b - f_b \rVert}{\lVert f_b - \bar{f} \rVert}
 
@@ -76,7 +76,7 @@ def feature_error(disclosed: Tensor, features: Tensor, gallery: Tensor) -> Tenso
 
 
 def found_among(disclosed: Tensor, gallery: Tensor, places: Tensor, most: int) -> Tensor:
-    r"""Whether the private picture is among the ``most`` pictures of a gallery that are nearest to its feature.
+    r"""Score 1 where the private picture is among the ``most`` pictures of a gallery nearest to its feature.
 
     Its rank is one more than the number of pictures that are nearer:
 
@@ -109,7 +109,7 @@ rank1, rank5 = partial(found_among, most=1), partial(found_among, most=5)
 
 
 def membership(disclosed: Tensor, gallery: Tensor, places: Tensor) -> Tensor:
-    r"""Whether each private picture is known as a member of the upload, at a false positive rate of at most 0.001.
+    r"""Score 1 for each picture that is recognised as a member, at a false positive rate of at most 0.001.
 
     A picture of the gallery is taken for a member if its feature is nearer than a threshold to any feature that was
     told: \min_b \lVert \hat{f}_b - g_j \rVert < t. With M pictures outside of the upload, t is the one of their
@@ -138,11 +138,11 @@ def membership(disclosed: Tensor, gallery: Tensor, places: Tensor) -> Tensor:
     outside[places] = False
     if not outside.any():
         raise RecordError("membership: every picture of the gallery is in the upload, nothing tells members apart")
-    others = nearest[outside].sort().values
-    threshold = others[int(FALSE_POSITIVES * len(others))]
+    outside_distances = nearest[outside].sort().values
+    threshold = outside_distances[int(FALSE_POSITIVES * len(outside_distances))]
     return (nearest[places] < threshold).double()
 
 
 def _distances(disclosed: Tensor, gallery: Tensor) -> Tensor:
-    """(batch, pictures) float64."""
+    """Compute Euclidean distances, (batch, pictures) float64."""
     return torch.cdist(disclosed.double(), gallery.double(), compute_mode="donot_use_mm_for_euclid_dist")

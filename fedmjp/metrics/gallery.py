@@ -122,6 +122,6 @@ def another_crop(private: PrivateBatch) -> Tensor:
     (name,), size = private.pictures, private.clean.shape[-1]
     side = round(CROP * size)
     generator = torch_generator(0, "another crop", name)
-    top, left = torch.randint(size - side + 1, (2,), generator=generator).tolist()
-    crop = private.clean[..., top : top + side, left : left + side]
+    row, column = torch.randint(size - side + 1, (2,), generator=generator).tolist()
+    crop = private.clean[..., row : row + side, column : column + side]
     return F.interpolate(crop, size, mode="bicubic", align_corners=False).clamp(0, 1)

@@ -22,7 +22,16 @@ def _network(device: torch.device) -> nn.Module:
 
 
 def perceptual_distance(network: nn.Module, reconstruction: Tensor, target: Tensor) -> Tensor:
-    """Apply an LPIPS network, which wants images in [-1, 1], to images in [0, 1]; (batch,) float64."""
+    """Apply an LPIPS network, which takes images in [-1, 1], to images in [0, 1].
+
+    Args:
+        network: Of package lpips.
+        reconstruction: (batch, 3, height, width) in [0, 1].
+        target: The same shape, the private pictures in the same order.
+
+    Returns:
+        (batch,) float64.
+    """
     reconstruction, target = as_pair(reconstruction, target)
     with torch.no_grad():
         distance: Tensor = network(reconstruction.float() * 2 - 1, target.float() * 2 - 1)
@@ -30,7 +39,11 @@ def perceptual_distance(network: nn.Module, reconstruction: Tensor, target: Tens
 
 
 def lpips_alex(reconstruction: Tensor, target: Tensor) -> Tensor:
-    """Learned perceptual distance with the AlexNet backbone, version 0.1.
+    """Compute the learned perceptual distance with the AlexNet backbone, version 0.1.
+
+    Args:
+        reconstruction: (batch, 3, height, width) in [0, 1].
+        target: The same shape, the private pictures in the same order.
 
     Returns:
         (batch,) float64 from 0 (identical).

@@ -14,7 +14,15 @@ ROUNDING = 1e-12
 
 
 def as_pair(reconstruction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Both batches in float64; RecordError if they differ in shape or are not (batch, 3, height, width)."""
+    """Convert both batches to float64.
+
+    Args:
+        reconstruction: (batch, 3, height, width) in [0, 1].
+        target: The same shape, the private pictures in the same order.
+
+    Raises:
+        RecordError: If they differ in shape, or are not (batch, 3, height, width).
+    """
     if reconstruction.shape != target.shape or reconstruction.ndim != 4 or reconstruction.shape[1] != 3:
         raise RecordError(
             "reconstruction and target must both be (batch, 3, height, width), "
@@ -24,9 +32,13 @@ def as_pair(reconstruction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mse(reconstruction: Tensor, target: Tensor) -> Tensor:
-    r"""Mean squared error of each reconstruction, in squared intensity units.
+    r"""Compute the mean squared error of each reconstruction, in squared intensity units.
 
     .. math:: \mathrm{MSE}_b = \frac{1}{CHW}\sum_{c,h,w} (\hat{x}_{bchw} - x_{bchw})^2
+
+    Args:
+        reconstruction: (batch, 3, height, width) in [0, 1].
+        target: The same shape, the private pictures in the same order.
 
     Returns:
         (batch,) float64 in [0, 1]; 0 is a perfect reconstruction.
@@ -44,9 +56,13 @@ def mse(reconstruction: Tensor, target: Tensor) -> Tensor:
 
 
 def psnr(reconstruction: Tensor, target: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of each reconstruction, peak 1.
+    """Compute the peak signal-to-noise ratio of each reconstruction, peak 1.
 
     The mean of per-image values, as in the official scripts, is not the value of the mean MSE.
+
+    Args:
+        reconstruction: (batch, 3, height, width) in [0, 1].
+        target: The same shape, the private pictures in the same order.
 
     Returns:
         (batch,) float64, in dB, in [0, 200]. Identical images give 200 instead of infinity.
@@ -63,10 +79,14 @@ def psnr(reconstruction: Tensor, target: Tensor) -> Tensor:
 
 
 def ssim(reconstruction: Tensor, target: Tensor) -> Tensor:
-    """Structural similarity as scikit-image computes it with the original paper's constants.
+    """Compute structural similarity as scikit-image does with the original paper's constants.
 
     Gaussian window 11x11, sigma 1.5, population covariance, data range 1, channels averaged, the border where the
     window does not fit left out: images have at least 11 pixels a side.
+
+    Args:
+        reconstruction: (batch, 3, height, width) in [0, 1].
+        target: The same shape, the private pictures in the same order.
 
     Returns:
         (batch,) float64 in [-1, 1]; 1 is a perfect reconstruction.
@@ -74,26 +94,42 @@ def ssim(reconstruction: Tensor, target: Tensor) -> Tensor:
     References:
         Wang et al., "Image quality assessment", IEEE TIP 2004; ``structural_similarity(...,
         gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=1)``.
+
+    Example:
+        >>> import torch
+        >>> pictures = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+        >>> round(float(ssim(pictures / 2, pictures)), 4)
+        0.6414
     """
     return _mean_ssim(reconstruction, target, padding=0)
 
 
 def ssim_mjp(reconstruction: Tensor, target: Tensor) -> Tensor:
-    """Structural similarity as MJP's evaluation computes it, for comparison with its Table 5.
+    """Compute structural similarity as MJP's evaluation does, for comparison with its Table 5.
 
     The same window as ``ssim``, but the images are padded with zeros, so that the black border counts as agreement.
+
+    Args:
+        reconstruction: (batch, 3, height, width) in [0, 1].
+        target: The same shape, the private pictures in the same order.
 
     Returns:
         (batch,) float64 in [-1, 1]; 1 is a perfect reconstruction.
 
     References:
         yhlleo/MJP, eval/basic.py, ``calc_ssim``.
+
+    Example:
+        >>> import torch
+        >>> pictures = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+        >>> round(float(ssim_mjp(1 - pictures, pictures)), 4)
+        -0.5215
     """
     return _mean_ssim(reconstruction, target, padding=RADIUS)
 
 
 def fft2d(reconstruction: Tensor, target: Tensor) -> Tensor:
-    r"""The "FFT2D" of MJP's evaluation script, written out.
+    r"""Compute the "FFT2D" of MJP's evaluation script, written out.
 
     .. math:: \left| 1 - \frac{\sum uv}{\sqrt{\sum u^2 \sum v^2}} \right|
 
@@ -102,6 +138,10 @@ def fft2d(reconstruction: Tensor, target: Tensor) -> Tensor:
     compares one image with the point reflection of the other; it is no distance and may exceed 1.
     It is here because the paper reports it, not because it is a good metric.
 
+    Args:
+        reconstruction: (batch, 3, height, width) in [0, 1].
+        target: The same shape, the private pictures in the same order.
+
     Returns:
         (batch,) float64, from 0 (identical). The quotient is undefined where sum u^2 or sum v^2
         vanishes: for a black image, or one that shares no bright pixel with its own point reflection.
@@ -109,6 +149,12 @@ def fft2d(reconstruction: Tensor, target: Tensor) -> Tensor:
 
     References:
         Ren et al., CVPR 2023, Table 5 ("FFT"); yhlleo/MJP, eval/cal_fft2d.py.
+
+    Example:
+        >>> import torch
+        >>> pictures = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+        >>> round(float(fft2d(1 - pictures, pictures)), 4)
+        0.0402
     """
     reconstruction, target = as_pair(reconstruction, target)
     u, v = (torch.fft.fft2(images).flatten(1) for images in (reconstruction, target))
@@ -120,7 +166,7 @@ def fft2d(reconstruction: Tensor, target: Tensor) -> Tensor:
 
 
 def _vanishes(spectrum: Tensor, square: Tensor) -> Tensor:
-    """Whether the sum of squares is nothing but rounding of its terms."""
+    """Tell whether the sum of squares is nothing but rounding of its terms."""
     return square.abs() <= ROUNDING * spectrum.abs().square().sum(1)
 
 
@@ -136,7 +182,7 @@ def _mean_ssim(reconstruction: Tensor, target: Tensor, padding: int) -> Tensor:
 
 
 def _blur(images: Tensor, padding: int) -> Tensor:
-    """Separable Gaussian of each channel; ``padding`` zeros on every side."""
+    """Blur each channel by a separable Gaussian, after adding ``padding`` zeros on every side."""
     offsets = torch.arange(-RADIUS, RADIUS + 1, dtype=images.dtype, device=images.device)
     weights = torch.exp(-offsets.square() / (2 * SIGMA**2))
     weights = (weights / weights.sum()).repeat(images.shape[1], 1, 1, 1)

@@ -12,5 +12,15 @@ Protocol = Literal["float", "8bit"]
 
 
 def represent(images: Tensor, protocol: Protocol) -> Tensor:
-    """Images in [0, 1] as they are scored: "8bit" rounds to a PNG's 256 levels, as the paper's scripts saw them."""
+    """Represent images as they are scored.
+
+    Args:
+        images: (batch, 3, height, width) in [0, 1].
+        protocol: "8bit" rounds to a PNG's 256 levels, as the paper's scripts saw them; "float" leaves them.
+
+    Example:
+        >>> import torch
+        >>> represent(torch.tensor([0.5]), "8bit")
+        tensor([0.5020])
+    """
     return images if protocol == "float" else (images * 255).round() / 255

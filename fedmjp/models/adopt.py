@@ -15,7 +15,7 @@ from fedmjp.config import UpdateKind
 from fedmjp.errors import BadInputError, suggestion
 from fedmjp.models import names
 from fedmjp.models.entrance import channel_values, denormalised
-from fedmjp.models.probing import FoundEntrance, find_entrance
+from fedmjp.models.probing import EntranceLayout, find_entrance
 from fedmjp.records import Upload, require_weights, weights_digest
 
 _REQUIRED = (names.PATCH_WEIGHT, names.POSITION_EMBEDDING)
@@ -46,23 +46,31 @@ class Adopted:
     # What was found where, in the user's own names; None for what was not found and is not needed.
     parts: Mapping[str, str | None]
     weights: str  # digest of the module's weights
-    pixel_order: tuple[int, ...]  # as of ``FoundEntrance``
+    pixel_order: tuple[int, ...]  # as of ``EntranceLayout``
 
     @property
     def grid(self) -> int:
-        """Patches per side."""
+        """Count the patches per side."""
         return self.image_size // self.patch_size
 
     def get_parameter(self, target: str) -> nn.Parameter:
-        """A parameter by the name that it has in ``fedmjp.models.names``."""
+        """Return a parameter by the name that it has in ``fedmjp.models.names``.
+
+        Args:
+            target: The name that it has in ``fedmjp.models.names``.
+        """
         return self.roles[target].parameter
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Every parameter that was recognised, by that name."""
+        """Yield every parameter that was recognised, by that name."""
         return ((name, role.parameter) for name, role in self.roles.items())
 
     def denormalise(self, images: Tensor) -> Tensor:
-        """As of ``fedmjp.models.entrance.Entrance``."""
+        """Map images from the network's input space back to [0, 1]; values outside are clipped.
+
+        Args:
+            images: (batch, 3, size, size), normalised.
+        """
         return denormalised(images, self.mean, self.std)
 
     def upload(
@@ -93,9 +101,9 @@ class Adopted:
             if name in _REQUIRED or tensors.get(role.name) is not None
         }
         stated = weights or self.weights
-        made = Upload(canonical, kind, num_examples=examples, server_round=1, node=0, weights=stated)
-        require_weights(made, self.weights)
-        return made
+        upload = Upload(canonical, kind, num_examples=examples, server_round=1, node=0, weights=stated)
+        require_weights(upload, self.weights)
+        return upload
 
 
 def adopt(module: nn.Module, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> Adopted:
@@ -127,9 +135,9 @@ def adopt(module: nn.Module, *, mean: Sequence[float] | None = None, std: Sequen
     roles = {}
     for name, own_name in in_module.items():
         if own_name is not None and own_name in parameters:
-            held = parameters[own_name].detach()
-            shaped = _in_our_shape(held, name, entrance.pixel_order, embedding.patch_size)
-            roles[name] = Role(own_name, nn.Parameter(shaped, requires_grad=False), held.shape)
+            parameter = parameters[own_name].detach()
+            shaped = _in_our_shape(parameter, name, entrance.pixel_order, embedding.patch_size)
+            roles[name] = Role(own_name, nn.Parameter(shaped, requires_grad=False), parameter.shape)
     return Adopted(
         image_size=embedding.patch_size * entrance.positions.grid,
         patch_size=embedding.patch_size,
@@ -157,7 +165,7 @@ def _statistics(
     return channel_values(mean, std)
 
 
-def _parts(module: nn.Module, entrance: FoundEntrance) -> dict[str, str | None]:
+def _parts(module: nn.Module, entrance: EntranceLayout) -> dict[str, str | None]:
     repeated = {
         name: len(part)
         for name, part in module.named_modules()

@@ -20,6 +20,13 @@ class AprilBlock(nn.Module):
         self.mlp = block.mlp
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(batch, tokens, dim) to the same shape."""
+        """Apply attention and MLP without the first norm and residuals.
+
+        Args:
+            tokens: (batch, tokens, dim).
+
+        Returns:
+            The same shape.
+        """
         mixed: Tensor = self.mlp(self.norm2(self.attn(tokens)))
         return mixed

@@ -51,12 +51,12 @@ class Architecture:
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """Describe the model in one line."""
         return "; ".join(filter(None, [self.base, _POSITIONS.get(self.positions), _APRIL if self.april else None]))
 
     @property
     def ignored_weights(self) -> list[str]:
-        """Names of timm's weights that are not taken from a checkpoint."""
+        """Name timm's weights that are not taken from a checkpoint."""
         positions = ["pos_embed"] if self.positions is not Positions.LEARNED else []
         return [*positions, *(["blocks.0.norm1.weight", "blocks.0.norm1.bias"] if self.april else [])]
 
@@ -70,13 +70,13 @@ _SUFFIXES = {Positions.LEARNED: "", Positions.ZERO: "_zero_positions", Positions
 
 
 def _variants(name: str, timm_name: str, base: str, purpose: str, *positions: Positions) -> dict[str, Architecture]:
-    made = {}
+    variants = {}
     for kind in positions:
         usual = purpose if kind is Positions.LEARNED else "what position embeddings give away (MJP, Table 5)"
         variant = f"{name}{_SUFFIXES[kind]}"
-        made[variant] = Architecture(timm_name, base, usual, positions=kind)
-        made[f"{variant}_april"] = Architecture(timm_name, base, "APRIL's closed form", positions=kind, april=True)
-    return made
+        variants[variant] = Architecture(timm_name, base, usual, positions=kind)
+        variants[f"{variant}_april"] = Architecture(timm_name, base, "APRIL's closed form", positions=kind, april=True)
+    return variants
 
 
 ARCHITECTURES = {
@@ -148,7 +148,10 @@ PARAMETERS = {
 
 
 def architecture(name: str) -> Architecture:
-    """Look a model name up.
+    """Look a model up.
+
+    Args:
+        name: One of ``ARCHITECTURES``, or ``timm:NAME``.
 
     Raises:
         UnknownNameError: If there is no such model; the message offers the nearest names.
@@ -166,9 +169,9 @@ def _of_timm(name: str) -> Architecture:
     import timm  # noqa: PLC0415 (seconds of imports, which a mistyped name need not wait for)
     import torch  # noqa: PLC0415
 
-    known = timm.list_pretrained() if "." in name else timm.list_models()  # a dot: with the tag of certain weights
-    if name not in known:
-        raise UnknownNameError("timm model", name, known)
+    timm_names = timm.list_pretrained() if "." in name else timm.list_models()  # a dot: with the tag of certain weights
+    if name not in timm_names:
+        raise UnknownNameError("timm model", name, timm_names)
     with torch.device("meta"):
         model: Any = timm.create_model(name, num_classes=1)
     reason = _unlike_deit(model)
@@ -183,7 +186,7 @@ def _of_timm(name: str) -> Architecture:
 
 
 def _unlike_deit(model: Any) -> str | None:
-    """Why attacks and defences, which are written for DeiT, would misread a timm model; None if they do not."""
+    """Say why attacks and defences, which are written for DeiT, would misread a timm model; None if they do not."""
     from timm.layers import PatchEmbed  # noqa: PLC0415
     from timm.models.vision_transformer import VisionTransformer  # noqa: PLC0415
     from torch import nn  # noqa: PLC0415
@@ -196,6 +199,6 @@ def _unlike_deit(model: Any) -> str | None:
         return "has no learned position for the class token and for every patch"
     if type(model.patch_embed) is not PatchEmbed or not isinstance(model.patch_embed.norm, nn.Identity):
         return "does more to patches than to project them"
-    known = {name for name, _ in model.named_parameters(prefix="backbone")}
-    missing = [name for name in ENTRANCE if name not in known]
+    parameters = {name for name, _ in model.named_parameters(prefix="backbone")}
+    missing = [name for name in ENTRANCE if name not in parameters]
     return f"has no {missing[0].removeprefix('backbone.')}" if missing else None

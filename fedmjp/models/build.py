@@ -33,8 +33,12 @@ __all__ = [
 def build(config: ModelConfig, *, drop_path: float = 0.0) -> Classifier:
     """Build the model with initial weights drawn from ``config.seed``, or those of ``config.weights``.
 
-    The weights that variants of a model share, such as the defended and the undefended one, are the same for the
-    same seed. ``drop_path`` is the share of the last residual branch's uses that training leaves out; less before it.
+    The weights that variants of a model share, such as the defended and the undefended one, are the same for the same
+    seed.
+
+    Args:
+        config: Name, sizes and seed or checkpoint of the model.
+        drop_path: Share of the last residual branch's uses that training leaves out, in [0, 1]; less before it.
 
     Raises:
         UnknownNameError: If there is no such model.
@@ -50,25 +54,44 @@ def build(config: ModelConfig, *, drop_path: float = 0.0) -> Classifier:
 
 
 def build_vit(config: ModelConfig, *, drop_path: float = 0.0) -> VitClassifier:
-    """The same for what attacks read: a vision transformer; ConfigError if the model is none."""
+    """Build a vision transformer, which attacks read, as ``build`` does.
+
+    Args:
+        config: Name, sizes and seed or checkpoint of the model.
+        drop_path: As of ``build``.
+
+    Raises:
+        BadInputError: If the model is none.
+    """
     return _as_vit(build(config, drop_path=drop_path), config)
 
 
 def blueprint(config: ModelConfig) -> VitClassifier:
-    """The model without weights, on torch's meta device: for questions of shape and applicability.
+    """Build the model without weights, on torch's meta device, for questions of shape and applicability.
 
-    Whoever asks again gets the same object, because a new one takes a fifth of a second.
+    Later calls return the same object, because a new one takes a fifth of a second.
+
+    Args:
+        config: Name, sizes and seed or checkpoint of the model.
     """
     return _as_vit(_on_meta(config), config)
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """How many numbers are trained."""
+    """Count the numbers that are trained.
+
+    Args:
+        config: Name, sizes and seed or checkpoint of the model.
+    """
     return sum(parameter.numel() for parameter in _on_meta(config).parameters())
 
 
 def upload_bytes(config: ModelConfig) -> int:
-    """Size of a whole update of the model, all its parameters in float32."""
+    """Compute the size of a whole update of the model, all its parameters in float32.
+
+    Args:
+        config: Name, sizes and seed or checkpoint of the model.
+    """
     return torch.float32.itemsize * parameter_count(config)
 
 
@@ -86,7 +109,7 @@ def _as_vit(model: Classifier, config: ModelConfig) -> VitClassifier:
 
 
 def _drawn(config: ModelConfig, design: Architecture, drop_path: float = 0.0) -> Classifier:
-    """The model on torch's current device, drawn from torch's global generator."""
+    """Draw the model from torch's global generator, on torch's current device."""
     if design.patch_size not in (None, config.patch_size):
         raise ConfigError(
             f"{config.name} has patches of {design.patch_size} pixels, not {config.patch_size}: "
@@ -123,29 +146,34 @@ def _classifier(backbone: Any, config: ModelConfig, design: Architecture) -> Cla
 
 
 def _check_positions(config: ModelConfig, design: Architecture) -> None:
-    wanted = {
+    needs = {
         "an unknown embedding": config.unknown_embedding,
         "an index embedding": config.index_embedding,
         "localisation": config.localisation != "none",
     }
-    asked = next((name for name, given in wanted.items() if given), None)
-    if asked is None:
+    need = next((name for name, is_set in needs.items() if is_set), None)
+    if need is None:
         return
     if design.family is Family.CONVOLUTIONAL:
         raise ConfigError(
-            f"{config.name} has no position embedding, which {asked} needs: a jigsaw shuffles its patches without one"
+            f"{config.name} has no position embedding, which {need} needs: a jigsaw shuffles its patches without one"
         )
     if design.family is Family.SWIN and not config.unknown_embedding:
         raise ConfigError(
-            f"{config.name} has an absolute position embedding with an unknown one alone, which {asked} needs: "
+            f"{config.name} has an absolute position embedding with an unknown one alone, which {need} needs: "
             "take a defence that adds it, such as mjp"
         )
     if design.positions is not Positions.LEARNED:
-        raise ConfigError(f"{config.name} has no learned position embedding, which {asked} needs: leave it out")
+        raise ConfigError(f"{config.name} has no learned position embedding, which {need} needs: leave it out")
 
 
 def with_weights(model: VitClassifier, changed: Mapping[str, Tensor]) -> VitClassifier:
-    """The model with some weights in place of its own: a copy, unless there are none."""
+    """Copy a model with some of its weights replaced; without any, return the model itself.
+
+    Args:
+        model: Is not changed.
+        changed: Tensors by the names of its parameters.
+    """
     if not changed:
         return model
     copied = copy.deepcopy(model)

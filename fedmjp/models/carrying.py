@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedmjp.errors import BadInputError
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.models.probing import FoundEntrance, find_entrance, tensors_of
+from fedmjp.models.probing import EntranceLayout, find_entrance, tensors_of
 
 SAME = 1e-3  # relative difference of outputs; rounding leaves 1e-5
 Sources = dict[str, tuple[str, ...]]  # of each parameter of timm's, those of the module that make it, one below another
@@ -31,20 +31,24 @@ class Carried:
     Attributes:
         classifier: The network, with the module's weights.
         sources: Of each of its parameters, by name, the module's.
-        pixel_order: As of ``FoundEntrance``.
+        pixel_order: As of ``EntranceLayout``.
     """
 
     classifier: VitClassifier
     sources: Mapping[str, tuple[str, ...]]
     pixel_order: tuple[int, ...]
 
-    def tensors(self, theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """An update or a state of the module's as one of the classifier's; what is incomplete is left out."""
+    def tensors(self, module_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Translate an update or a state of the module into the classifier's names; omit what is incomplete.
+
+        Args:
+            module_tensors: Tensors by the names of the module.
+        """
         shapes = {name: parameter.shape for name, parameter in self.classifier.named_parameters()}
         return {
-            name: _shaped([theirs[part] for part in parts], shapes[name], self.pixel_order)
+            name: _shaped([module_tensors[part] for part in parts], shapes[name], self.pixel_order)
             for name, parts in self.sources.items()
-            if all(part in theirs for part in parts)
+            if all(part in module_tensors for part in parts)
         }
 
 
@@ -94,39 +98,39 @@ def _blocks(module: nn.Module) -> list[tuple[str, nn.Module]]:
         for name, part in module.named_modules()
         if isinstance(part, nn.ModuleList | nn.Sequential) and len({type(item) for item in part}) == 1
     }
-    name = max(lists, key=lambda one: sum(p.numel() for p in lists[one].parameters()), default=None)
+    name = max(lists, key=lambda like: sum(p.numel() for p in lists[like].parameters()), default=None)
     if name is None:
         raise BadInputError("found no list of like blocks")
     return [(f"{name}.{inner}", block) for inner, block in lists[name].named_children()]
 
 
 def _block_sources(prefix: str, block: nn.Module) -> Sources:
-    """Norms and matrices of a block by their places."""
+    """Assign norms and matrices of a block by their places."""
     norms = [name for name, part in block.named_modules() if isinstance(part, nn.LayerNorm)]
     matrices = [(name, parameter) for name, parameter in block.named_parameters() if parameter.ndim == 2]
     split = bool(matrices) and matrices[0][1].shape[0] == matrices[0][1].shape[1]
     if len(norms) != 2 or len(matrices) != (6 if split else 4):
         raise BadInputError(f"block {prefix} has {len(norms)} norms and {len(matrices)} matrices, not those of a ViT")
-    held = set(dict(block.named_parameters()))
+    parameters = set(dict(block.named_parameters()))
     first = 3 if split else 1
     sources = {"attn.qkv": [name for name, _ in matrices[:first]]}
-    for ours, (name, _) in zip(("attn.proj", "mlp.fc1", "mlp.fc2"), matrices[first:], strict=True):
-        sources[ours] = [name]
-    for ours, norm in zip(("norm1", "norm2"), norms, strict=True):
-        sources[ours] = [f"{norm}.weight"]
-    made: Sources = {}
-    for ours, names in sources.items():
-        made[f"{ours}.weight"] = tuple(f"{prefix}.{name}" for name in names)
+    for part, (name, _) in zip(("attn.proj", "mlp.fc1", "mlp.fc2"), matrices[first:], strict=True):
+        sources[part] = [name]
+    for part, norm in zip(("norm1", "norm2"), norms, strict=True):
+        sources[part] = [f"{norm}.weight"]
+    named_sources: Sources = {}
+    for part, names in sources.items():
+        named_sources[f"{part}.weight"] = tuple(f"{prefix}.{name}" for name in names)
         biases = [f"{name.removesuffix('weight')}bias" for name in names]
-        if all(bias in held for bias in biases):
-            made[f"{ours}.bias"] = tuple(f"{prefix}.{bias}" for bias in biases)
-    left = held - {name.removeprefix(f"{prefix}.") for names in made.values() for name in names}
-    if left:
-        raise BadInputError(f"block {prefix} has more than a ViT's: {', '.join(sorted(left)[:3])}")
-    return made
+        if all(bias in parameters for bias in biases):
+            named_sources[f"{part}.bias"] = tuple(f"{prefix}.{bias}" for bias in biases)
+    surplus = parameters - {name.removeprefix(f"{prefix}.") for names in named_sources.values() for name in names}
+    if surplus:
+        raise BadInputError(f"block {prefix} has more than a ViT's: {', '.join(sorted(surplus)[:3])}")
+    return named_sources
 
 
-def _end_sources(module: nn.Module, blocks: Sequence[tuple[str, nn.Module]], entrance: FoundEntrance) -> Sources:
+def _end_sources(module: nn.Module, blocks: Sequence[tuple[str, nn.Module]], entrance: EntranceLayout) -> Sources:
     if entrance.head is None:
         raise BadInputError("found no linear layer that gives the module's output")
     inside = tuple(f"{prefix}." for prefix, _ in blocks)
@@ -136,22 +140,22 @@ def _end_sources(module: nn.Module, blocks: Sequence[tuple[str, nn.Module]], ent
     if len(norms) != 1:
         raise BadInputError(f"found {len(norms)} norms outside of the blocks, not the one before the head")
     parts = {"norm": norms[0], "head": entrance.head}
-    held = dict(module.named_parameters())
+    parameters = dict(module.named_parameters())
     return {
-        f"{ours}.{kind}": (f"{name}.{kind}",)
-        for ours, name in parts.items()
+        f"{part}.{kind}": (f"{name}.{kind}",)
+        for part, name in parts.items()
         for kind in ("weight", "bias")
-        if f"{name}.{kind}" in held
+        if f"{name}.{kind}" in parameters
     }
 
 
 def _candidates(
-    module: nn.Module, blocks: Sequence[tuple[str, nn.Module]], entrance: FoundEntrance, sources: Sources
+    module: nn.Module, blocks: Sequence[tuple[str, nn.Module]], entrance: EntranceLayout, sources: Sources
 ) -> Iterator[Any]:
-    """Networks of the module's sizes, with what its weights do not say: heads and pooling, the likeliest first."""
-    held = dict(module.named_parameters())
+    """Yield networks of the module's sizes with each head and pooling, which weights do not tell, likeliest first."""
+    parameters = dict(module.named_parameters())
     dim = entrance.embedding.dim
-    hidden = held[sources["blocks.0.mlp.fc1.weight"][0]].shape[0]
+    hidden = parameters[sources["blocks.0.mlp.fc1.weight"][0]].shape[0]
     epsilon = next(part.eps for part in blocks[0][1].modules() if isinstance(part, nn.LayerNorm))
     stated = {
         int(value)
@@ -167,7 +171,7 @@ def _candidates(
         yield timm.models.vision_transformer.VisionTransformer(
             img_size=entrance.embedding.patch_size * entrance.positions.grid,
             patch_size=entrance.embedding.patch_size,
-            num_classes=held[sources["head.weight"][0]].shape[0],
+            num_classes=parameters[sources["head.weight"][0]].shape[0],
             global_pool=cast(Any, pool),
             embed_dim=dim,
             depth=len(blocks),
@@ -181,7 +185,7 @@ def _candidates(
 
 
 def _agree(module: nn.Module, classifier: VitClassifier) -> bool:
-    """Whether both give the same on a random picture."""
+    """Tell whether both networks give the same on a random picture."""
     generator = torch.Generator().manual_seed(0)
     size = classifier.image_size
     picture = torch.rand(1, 3, size, size, generator=generator)
@@ -190,13 +194,13 @@ def _agree(module: nn.Module, classifier: VitClassifier) -> bool:
     classifier.eval()
     try:
         with torch.no_grad():
-            theirs = next(iter(tensors_of(module((picture - classifier.mean) / classifier.std))))
-            ours = classifier(picture)
+            logits = next(iter(tensors_of(module((picture - classifier.mean) / classifier.std))))
+            carried_logits = classifier(picture)
     finally:
         module.train(was)
-    if theirs.shape != ours.shape:
+    if logits.shape != carried_logits.shape:
         return False
-    return bool((theirs - ours).norm() <= SAME * theirs.norm())
+    return bool((logits - carried_logits).norm() <= SAME * logits.norm())
 
 
 def _shaped(parts: Sequence[Tensor], shape: torch.Size, pixel_order: Sequence[int]) -> Tensor:

@@ -52,7 +52,10 @@ def load_checkpoint(model: Classifier, checkpoint: Checkpoint, *, ignored: Colle
     Models of the official MJP code take pictures normalised by ImageNet's mean and standard
     deviation, its ViT-S too: they are ``deit_small`` here, not ``vit_small``.
 
-    Weights that ``ignored`` names, as timm does, are not taken from the file and stay as they are in the model.
+    Args:
+        model: Gets them in place.
+        checkpoint: A file of weights, and its digest.
+        ignored: Names of weights that stay as they are in the model, as timm has it.
 
     Raises:
         CheckpointError: If the file cannot be read or is not the one that was meant, or its weights
@@ -61,24 +64,34 @@ def load_checkpoint(model: Classifier, checkpoint: Checkpoint, *, ignored: Colle
     layout, weights = in_our_layout(_state_dict(checkpoint), checkpoint.path)
     if model.localisation is None:
         weights = {name: weight for name, weight in weights.items() if not name.startswith(LOCALISATION)}
-    kept = {name: weight for name, weight in weights.items() if name not in ignored}
+    usable = {name: weight for name, weight in weights.items() if name not in ignored}
     expected = {name.removeprefix("backbone."): weight for name, weight in model.state_dict().items()}
     required = {name: weight for name, weight in expected.items() if name not in ignored}
-    _check_defence(kept, model, checkpoint.path)
-    _check_options(kept, required, checkpoint.path)
-    _check_fit(kept, required, model, checkpoint.path)
-    values = {**expected, **kept}
+    _check_defence(usable, model, checkpoint.path)
+    _check_options(usable, required, checkpoint.path)
+    _check_fit(usable, required, model, checkpoint.path)
+    values = {**expected, **usable}
     model.load_state_dict({name: values[name.removeprefix("backbone.")] for name in model.state_dict()})
     return layout
 
 
 def holds_unknown_embedding(checkpoint: Checkpoint) -> bool:
-    """Whether the weights are of a model that was trained with MJP; CheckpointError if the file cannot be read."""
+    """Tell whether weights are of a model that was trained with MJP.
+
+    Args:
+        checkpoint: A file of weights, and its digest.
+
+    Raises:
+        CheckpointError: If the file cannot be read.
+    """
     return names.UNKNOWN_EMBEDDING in read_weights(checkpoint)
 
 
 def read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """All weights of a file in one of these layouts, under our names without ``backbone.``, whatever they are of.
+    """Read all weights of a file in one of these layouts, under our names without ``backbone.``.
+
+    Args:
+        checkpoint: A file of weights, and its digest.
 
     Raises:
         CheckpointError: If the file cannot be read or is not the one that was meant.
@@ -115,7 +128,11 @@ def _is_weight(name: object, value: object) -> bool:
 
 
 def parse_tensors(content: bytes, path: Path) -> Any:
-    """What a file of tensors holds, by the ending of its name; pickled code in it is never run.
+    """Parse a file of tensors by the ending of its name; pickled code in it is never run.
+
+    Args:
+        content: Of the file.
+        path: Its name.
 
     Raises:
         CheckpointError: If it is damaged, needs pickled code, or has another ending.
@@ -163,16 +180,16 @@ def _check_defence(weights: Mapping[str, Tensor], model: Classifier, path: str) 
 
 def _check_options(weights: Mapping[str, Tensor], required: Mapping[str, Tensor], path: str) -> None:
     if (INDEX_EMBEDDING in weights) != (INDEX_EMBEDDING in required):
-        has, wanted = ("an", "true") if INDEX_EMBEDDING in weights else ("no", "false")
-        raise CheckpointError(f"{path} has {has} index embedding: set index-embedding to {wanted}")
-    held, asked = _regressor(weights), _regressor(required)
-    if held != asked:
-        words, remedy = _REGRESSORS.get(held, ("a localisation regressor that is not MJP's", "localisation to none"))
-        raise CheckpointError(f"{path} has {words}, the model has {_REGRESSORS[asked][0]}: set {remedy}")
+        has, value = ("an", "true") if INDEX_EMBEDDING in weights else ("no", "false")
+        raise CheckpointError(f"{path} has {has} index embedding: set index-embedding to {value}")
+    layers, required_layers = _regressor(weights), _regressor(required)
+    if layers != required_layers:
+        words, remedy = _REGRESSORS.get(layers, ("a localisation regressor that is not MJP's", "localisation to none"))
+        raise CheckpointError(f"{path} has {words}, the model has {_REGRESSORS[required_layers][0]}: set {remedy}")
 
 
 def _regressor(weights: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Which layers a localisation regressor has."""
+    """Name the layers of a localisation regressor."""
     layers = [name.removeprefix(f"{LOCALISATION}layers.") for name in weights if name.startswith(LOCALISATION)]
     return tuple(sorted(name for name in layers if not name.endswith("bias")))
 
@@ -196,7 +213,7 @@ def _check_fit(weights: Mapping[str, Tensor], required: Mapping[str, Tensor], mo
 
 
 def _remedy(weights: Mapping[str, Tensor], misshapen: Collection[str], model: Classifier) -> str:
-    """What to do where all names are right; nothing where shapes differ that no option changes."""
+    """Say what to do where all names are right; nothing where shapes differ that no option changes."""
     position_names = (model.positions_name,) if isinstance(model, PositionedClassifier) else ()
     positions = {name for name in misshapen if name.endswith((*position_names, INDEX_EMBEDDING, RELATIVE_POSITIONS))}
     head = f"{model.backbone.pretrained_cfg['classifier']}."
@@ -211,7 +228,7 @@ def _remedy(weights: Mapping[str, Tensor], misshapen: Collection[str], model: Cl
 
 
 def _first(entries: Collection[str]) -> str:
-    """The first few, and how many more there are."""
+    """List the first few entries, and count the remaining."""
     listed = list(entries)
     more = f" and {len(listed) - LISTED} more" if len(listed) > LISTED else ""
     return ", ".join(str(entry) for entry in listed[:LISTED]) + more

@@ -50,30 +50,39 @@ class Classifier(nn.Module):
 
     @property
     def defended(self) -> bool:
-        """Whether the model has MJP's unknown position embedding."""
+        """Tell whether the model has MJP's unknown position embedding."""
         return self.unknown_embedding is not None
 
     @property
     def has_positions(self) -> bool:
-        """Whether the model has an absolute position embedding, so that updates hold its gradient."""
+        """Tell whether the model has an absolute position embedding, so that updates hold its gradient."""
         return False
 
     @property
     def grid(self) -> int:
-        """Patches per side, as a jigsaw moves them."""
+        """Count the patches per side, as a jigsaw moves them."""
         return self.image_size // self.patch_size
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the parameters that timm's recipes do not decay; biases and vectors are left out anyway."""
+        """Name the parameters that timm's recipes do not decay, besides biases and vectors."""
         listed = self.backbone.no_weight_decay() if hasattr(self.backbone, "no_weight_decay") else ()
         return {f"backbone.{name}" for name in listed}
 
     def denormalise(self, images: Tensor) -> Tensor:
-        """As of ``fedmjp.models.entrance.Entrance``."""
+        """Map images from the network's input space back to [0, 1]; values outside are clipped.
+
+        Args:
+            images: (batch, 3, size, size), normalised.
+        """
         return denormalised(images, self.mean, self.std)
 
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Logits (batch, classes); ``mask``, (batch or 1, patches) bool, is True where MJP masks the position."""
+        """Compute the logits (batch, classes).
+
+        Args:
+            images: (batch, 3, size, size) in [0, 1].
+            mask: (batch or 1, patches) bool, True where MJP masks the position; None masks nothing.
+        """
         normalised = (images - self.mean) / self.std
         replaced = self._replaced(mask)
         logits: Tensor = (
@@ -82,18 +91,37 @@ class Classifier(nn.Module):
         return logits
 
     def features(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What the last layer reads, (batch, dim): a transformer's class token, the pooled map of others."""
+        """Compute the input of the last layer: a transformer's class token, the pooled map of other networks.
+
+        Args:
+            images: (batch, 3, size, size) in [0, 1].
+            mask: (batch or 1, patches) bool, True where MJP masks the position; None masks nothing.
+
+        Returns:
+            (batch, dim).
+        """
         replaced = {f"backbone.{name}": value for name, value in self._replaced(mask).items()}
         features: Tensor = functional_call(_PreLogits(self.backbone), replaced, ((images - self.mean) / self.std,))
         return features
 
     def logits(self, features: Tensor) -> Tensor:
-        """The last layer alone: ``logits(features(x))`` is ``forward(x)``."""
+        """Apply the last layer alone: ``logits(features(x))`` is ``forward(x)``.
+
+        Args:
+            features: (batch, dim).
+        """
         logits: Tensor = self.backbone.get_classifier()(features)
         return logits
 
     def localisation_loss(self, mask: Tensor | None = None) -> Tensor:
-        """The DAL loss of the position embedding (MJP, Eq. 2), a scalar; BadInputError without a regressor."""
+        """Compute the DAL loss of the position embedding (MJP, Eq. 2), a scalar.
+
+        Args:
+            mask: (batch or 1, patches) bool, True where MJP masks the position; None masks nothing.
+
+        Raises:
+            BadInputError: If the model has no regressor.
+        """
         if self.localisation is None:
             raise BadInputError(
                 "the model has no localisation regressor: build it with localisation linear or nonlinear"
@@ -101,13 +129,13 @@ class Classifier(nn.Module):
         return localisation_loss(self.localisation, self._patch_positions(), mask)
 
     def _replaced(self, mask: Tensor | None) -> dict[str, Tensor]:
-        """Parameters of the backbone that are others for one call."""
+        """Return the parameters of the backbone that are replaced for one call."""
         if mask is not None:
             raise BadInputError("a mask was given to a model without an unknown position embedding")
         return {}
 
     def _patch_positions(self) -> Tensor:
-        """(patches, dim): the position embedding without class tokens."""
+        """Return the position embedding without class tokens, (patches, dim)."""
         raise BadInputError("the model has no position embedding to localise patches from")
 
 
@@ -162,16 +190,23 @@ class PositionedClassifier(Classifier):
 
     @property
     def prefix_tokens(self) -> int:
-        """Tokens before the patches (the class token) that have a row in the position embedding."""
+        """Count the tokens before the patches (the class token) that have a row in the position embedding."""
         return int(getattr(self.backbone, "num_prefix_tokens", 0))
 
     @property
     def _positions(self) -> Any:
-        """E_pos, or None. Not get_parameter: under functional_call the weights are plain tensors."""
+        """Return E_pos, or None. Under functional_call weights are plain tensors, which get_parameter refuses."""
         return attrgetter(self.positions_name)(self.backbone)
 
     def masked_position_embedding(self, mask: Tensor) -> Tensor:
-        """(batch, tokens, dim): E_unk at masked patches, E_pos elsewhere; ``mask`` is (batch, patches)."""
+        """Put E_unk at masked patches and E_pos elsewhere.
+
+        Args:
+            mask: (batch, patches) bool.
+
+        Returns:
+            (batch, tokens, dim).
+        """
         if self.unknown_embedding is None:
             raise BadInputError("a mask was given to a model without an unknown position embedding")
         prefix = mask.new_zeros(mask.shape[0], self.prefix_tokens)
@@ -227,7 +262,7 @@ class SwinClassifier(PositionedClassifier):
 
 
 def _add_positions(embed: nn.Module, _inputs: object, embedded: Tensor) -> Tensor:
-    """(batch, rows, columns, dim), with positions (batch or 1, patches, dim) added."""
+    """Add positions, (batch or 1, patches, dim), to an embedding of shape (batch, rows, columns, dim)."""
     positions: Any = embed.pos_embed
     moved: Tensor = embedded + positions.reshape(-1, *embedded.shape[1:])
     return moved

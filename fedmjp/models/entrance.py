@@ -22,32 +22,48 @@ class Entrance(Protocol):
 
     @property
     def grid(self) -> int:
-        """Patches per side."""
+        """Count the patches per side."""
 
     @property
     def prefix_tokens(self) -> int:
-        """Rows of the position embedding before those of the patches."""
+        """Count the rows of the position embedding before those of the patches."""
 
     @property
     def has_positions(self) -> bool:
-        """Whether there is an absolute position embedding, so that updates hold its gradient."""
+        """Tell whether there is an absolute position embedding, so that updates hold its gradient."""
 
     @property
     def defended(self) -> bool:
-        """Whether there is MJP's unknown position embedding."""
+        """Tell whether there is MJP's unknown position embedding."""
 
     def get_parameter(self, target: str) -> nn.Parameter:
-        """A parameter by the name that it has in ``fedmjp.models.names``."""
+        """Return a parameter by the name that it has in ``fedmjp.models.names``.
+
+        Args:
+            target: The name that it has in ``fedmjp.models.names``.
+        """
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Every parameter by that name."""
+        """Yield every parameter by that name."""
 
     def denormalise(self, images: Tensor) -> Tensor:
-        """From the network's input space back to [0, 1]; values outside are clipped."""
+        """Map images from the network's input space back to [0, 1]; values outside are clipped.
+
+        Args:
+            images: (batch, 3, size, size), normalised.
+        """
 
 
 def channel_values(mean: Sequence[float], std: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Check what pictures are normalised with; BadInputError unless three finite numbers each, std above 0."""
+    """Check the numbers that pictures are normalised with.
+
+    Args:
+        mean: Of the three channels of pictures in [0, 1].
+        std: The same.
+
+    Raises:
+        BadInputError: Unless each has three finite numbers, those of ``std`` above 0.
+    """
     centre, scale = [float(value) for value in mean], [float(value) for value in std]
     if len(centre) != 3 or len(scale) != 3 or not all(map(math.isfinite, centre + scale)) or min(scale) <= 0:
         raise BadInputError(f"mean {centre} and std {scale} must be three finite numbers each, std above 0")
@@ -55,5 +71,11 @@ def channel_values(mean: Sequence[float], std: Sequence[float]) -> tuple[list[fl
 
 
 def denormalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """What ``Entrance.denormalise`` gives."""
+    """Map images from a network's input space back to [0, 1]; values outside are clipped.
+
+    Args:
+        images: (batch, 3, size, size), normalised.
+        mean: (3, 1, 1) or alike.
+        std: The same shape.
+    """
     return (images * std.to(images) + mean.to(images)).clamp(0, 1)

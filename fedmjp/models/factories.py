@@ -31,14 +31,16 @@ def load_module(target: str) -> nn.Module:
     if not hasattr(owner, name):
         public = [attribute for attribute in vars(owner) if not attribute.startswith("_")]
         raise BadInputError(f"{place} has no {name!r}; {suggestion(name, public)}")
-    made = getattr(owner, name)
-    if not isinstance(made, nn.Module):
-        if not callable(made):
-            raise BadInputError(f"{target} is a {type(made).__name__}: name a function that returns a torch.nn.Module")
-        made = _guarded(target, made)
-    if not isinstance(made, nn.Module):
-        raise BadInputError(f"{target} returned a {type(made).__name__}, which is no torch.nn.Module")
-    return made
+    module = getattr(owner, name)
+    if not isinstance(module, nn.Module):
+        if not callable(module):
+            raise BadInputError(
+                f"{target} is a {type(module).__name__}: name a function that returns a torch.nn.Module"
+            )
+        module = _guarded(target, module)
+    if not isinstance(module, nn.Module):
+        raise BadInputError(f"{target} returned a {type(module).__name__}, which is no torch.nn.Module")
+    return module
 
 
 def _guarded(target: str, run: Callable[[], Any]) -> Any:

@@ -13,7 +13,11 @@ UNDECIDED = -1  # no class
 
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
-    """The model in float32, without dropout and gradients; afterwards every module is in the mode that it was in."""
+    """Set a model to float32 without dropout and gradients; restore the mode of every module afterwards.
+
+    Args:
+        model: Any.
+    """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -25,9 +29,15 @@ def evaluated(model: nn.Module) -> Iterator[None]:
 
 
 def predictions(logits: Tensor) -> Tensor:
-    """The predicted class of each picture, (batch,) int64; ``UNDECIDED`` where a logit is not finite.
+    """Choose the class of each picture; ``UNDECIDED`` where a logit is not finite.
 
     ``argmax`` alone would take the first NaN for the greatest value, which may be the right class.
+
+    Args:
+        logits: (batch, classes).
+
+    Returns:
+        (batch,) int64.
     """
     decided = logits.isfinite().all(dim=1)
     return torch.where(decided, logits.argmax(dim=1), UNDECIDED)

@@ -45,15 +45,19 @@ class KnownCheckpoint:
 
     @property
     def saved_as(self) -> str:
-        """The file's name in the folder of weights, without its ending."""
+        """Return the file's name in the folder of weights, without its ending."""
         return self.name.removeprefix(TIMM)
 
     def find(self) -> Path | None:
-        """The file, if it is on this machine; see ``searched``."""
+        """Find the file on this machine, in the places of ``list_places``; None if it is not there."""
         return next((path for path in self._candidates() if path.is_file()), None)
 
     def fetch(self) -> Path:
-        """The file, downloaded if need be; WeightsMissingError if it cannot, with what to do by hand."""
+        """Find the file, or download it.
+
+        Raises:
+            WeightsMissingError: If it cannot be downloaded, with what to do by hand.
+        """
         present = self.find()
         if present is not None:
             return present
@@ -69,8 +73,8 @@ class KnownCheckpoint:
 
     def _by_hand(self) -> str:
         ending = SUFFIXES[0] if self.repository else SUFFIXES[1]
-        what = f"{HUB_FILES[0]} of {self.source}" if self.repository else f"the model of {self.source}"
-        return f"get {what}, and save it here as {weights_folder() / self.saved_as}{ending}"
+        target = f"{HUB_FILES[0]} of {self.source}" if self.repository else f"the model of {self.source}"
+        return f"get {target}, and save it here as {weights_folder() / self.saved_as}{ending}"
 
     def _candidates(self) -> Iterator[Path]:
         releases = [self.release] if self.release else []
@@ -86,12 +90,15 @@ OFFICIAL = KnownCheckpoint("mjp_deit_small", "deit_small", True, "yhlleo/MJP, th
 
 
 def known_checkpoints() -> list[KnownCheckpoint]:
-    """All that are listed; ``known`` also knows timm's of every ``timm:NAME``."""
+    """List the published checkpoints by name; besides, ``find_checkpoint`` finds timm's of every ``timm:NAME``."""
     return [*(_on_hub(name, *places) for name, places in OF_TIMM.items()), OFFICIAL]
 
 
-def known(name: str) -> KnownCheckpoint:
-    """Look a checkpoint up.
+def find_checkpoint(name: str) -> KnownCheckpoint:
+    """Look a published checkpoint up.
+
+    Args:
+        name: One that ``known_checkpoints`` lists, or ``timm:NAME``.
 
     Raises:
         UnknownNameError: If there is none of that name; the message offers the nearest.
@@ -107,8 +114,8 @@ def known(name: str) -> KnownCheckpoint:
     return _on_hub(name, *places_in_timm(name))
 
 
-def searched() -> list[str]:
-    """The places where weights are looked for, in this order."""
+def list_places() -> list[str]:
+    """List the places where weights are looked for, in this order."""
     return [
         f"{weights_folder()} (set {FOLDER_VARIABLE} for another)",
         f"the Hugging Face cache, {huggingface_hub.constants.HF_HUB_CACHE}",
@@ -116,20 +123,30 @@ def searched() -> list[str]:
     ]
 
 
-def checked(path: Path) -> Checkpoint:
-    """The checkpoint in a file; CheckpointError if its name tells another beginning of its SHA-256."""
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a file as a checkpoint.
+
+    Args:
+        path: Whose name may tell the beginning of its SHA-256.
+
+    Raises:
+        CheckpointError: If its content has another SHA-256.
+    """
     checkpoint = Checkpoint.of(path)
-    named = _NAMED_HASH.search(path.name)
-    if named and not checkpoint.sha256.startswith(named[1]):
+    stated = _NAMED_HASH.search(path.name)
+    if stated and not checkpoint.sha256.startswith(stated[1]):
         raise CheckpointError(
-            f"{path} is damaged: its SHA-256 begins with {checkpoint.sha256[:8]}, its name says {named[1]}; "
+            f"{path} is damaged: its SHA-256 begins with {checkpoint.sha256[:8]}, its name says {stated[1]}; "
             "download it again"
         )
     return checkpoint
 
 
 def places_in_timm(name: str) -> tuple[str, str]:
-    """Where timm says that the weights of a model are: on the Hugging Face hub, and the file's name in releases.
+    """Ask timm where the weights of a model are: on the Hugging Face hub, and the file's name in releases.
+
+    Args:
+        name: Of the model, ``timm:NAME``.
 
     Raises:
         ConfigError: If it is a model of timm's that cannot be used here.
@@ -150,6 +167,6 @@ def _on_hub(name: str, repository: str, release: str) -> KnownCheckpoint:
 
 
 def _torch_cache() -> Path:
-    """Where torch keeps files of releases, by the rules of ``torch.hub.get_dir``."""
+    """Return the folder where torch keeps files of releases, by the rules of ``torch.hub.get_dir``."""
     caches = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     return Path(os.environ.get("TORCH_HOME", f"{caches}/torch")).expanduser() / "hub" / "checkpoints"

@@ -33,15 +33,20 @@ class Layout(StrEnum):
 
 
 def in_our_layout(loaded: Mapping[str, Tensor], path: str) -> tuple[Layout, dict[str, Tensor]]:
-    """Recognise a layout and give the weights our names, without ``backbone.``; ``path`` is for errors."""
+    """Recognise a layout, and give the weights our names, without ``backbone.``.
+
+    Args:
+        loaded: Tensors by the names of the file.
+        path: Of the file, for errors.
+    """
     weights: dict[str, Tensor] = {}
     for name, weight in loaded.items():
         short = name.removeprefix("module.").removeprefix("backbone.")
         if short in weights:
             raise CheckpointError(f"{path} holds {short} twice, with different prefixes: keep the one that is meant")
         weights[short] = weight
-    ours = any(name.removeprefix("module.").startswith("backbone.") for name in loaded)
-    layout = Layout.FEDMJP if ours else Layout.TIMM
+    is_fedmjp = any(name.removeprefix("module.").startswith("backbone.") for name in loaded)
+    layout = Layout.FEDMJP if is_fedmjp else Layout.TIMM
     if _SWIN_FIRST_MERGING in weights:
         layout = Layout.SWIN
         weights = {_timms_swin(name): weight for name, weight in weights.items() if not name.endswith(_SWIN_BUFFERS)}
@@ -50,17 +55,17 @@ def in_our_layout(loaded: Mapping[str, Tensor], path: str) -> tuple[Layout, dict
 
 
 def _from_official(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    made: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for name, weight in weights.items():
         if name in _OFFICIAL_POSITIONS:  # an embedding whose last row is the unknown one
-            made |= {_OFFICIAL_POSITIONS[name]: weight[None, :-1], names.UNKNOWN_EMBEDDING: weight[-1]}
+            renamed |= {_OFFICIAL_POSITIONS[name]: weight[None, :-1], names.UNKNOWN_EMBEDDING: weight[-1]}
         elif name == _OFFICIAL_INDEX:
-            made[INDEX_EMBEDDING] = weight
+            renamed[INDEX_EMBEDDING] = weight
         elif name.startswith(_OFFICIAL_LOCALISATION):
-            made[LOCALISATION + name.removeprefix(_OFFICIAL_LOCALISATION)] = weight
+            renamed[LOCALISATION + name.removeprefix(_OFFICIAL_LOCALISATION)] = weight
         else:
-            made[name] = weight
-    return made
+            renamed[name] = weight
+    return renamed
 
 
 def _timms_swin(name: str) -> str:

@@ -37,7 +37,14 @@ class LocalisationRegressor(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """(patches, dim) to predicted positions (patches, 2)."""
+        """Predict positions.
+
+        Args:
+            embeddings: (patches, dim).
+
+        Returns:
+            (patches, 2).
+        """
         if self.kind == "pca":
             directions = torch.pca_lowrank(embeddings, q=COORDINATES, niter=PCA_ITERATIONS)[2]
             return embeddings @ directions
@@ -46,7 +53,18 @@ class LocalisationRegressor(nn.Module):
 
 
 def grid_positions(patches: int, *, device: torch.device | None = None) -> Tensor:
-    """Row and column of every patch of a square grid, (patches, 2) float32, from 0; BadInputError if none is."""
+    """Compute row and column of every patch of a square grid.
+
+    Args:
+        patches: How many, a square number.
+        device: Where the result lies.
+
+    Returns:
+        (patches, 2) float32, from 0.
+
+    Raises:
+        BadInputError: If the number is no square.
+    """
     side = round(patches**0.5)
     if side * side != patches:
         raise BadInputError(f"{patches} patches are no square grid")
@@ -55,10 +73,14 @@ def grid_positions(patches: int, *, device: torch.device | None = None) -> Tenso
 
 
 def localisation_loss(regressor: LocalisationRegressor, positions: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean absolute difference of predicted and true positions of patches that are not masked (Eq. 2), a scalar.
+    """Compute the mean absolute difference of predicted and true positions of unmasked patches (Eq. 2), a scalar.
 
-    ``positions`` are (patches, dim), without the rows of class tokens. A ``mask`` of one row serves the whole batch,
-    None masks nothing. Of a batch it is the mean over its pictures, where those without an unmasked patch count as 0.
+    Of a batch it is the mean over its pictures, where those without an unmasked patch count as 0.
+
+    Args:
+        regressor: Predicts positions.
+        positions: (patches, dim), the position embedding without the rows of class tokens.
+        mask: (batch or 1, patches) bool; one row serves the whole batch, None masks nothing.
     """
     targets = grid_positions(len(positions), device=positions.device)
     if regressor.kind == "pca":
@@ -66,15 +88,15 @@ def localisation_loss(regressor: LocalisationRegressor, positions: Tensor, mask:
     errors: Tensor = (regressor(positions) - targets).abs().mean(dim=1)
     if mask is None:
         return errors.mean()
-    kept = (~mask).to(errors)
-    per_picture: Tensor = (kept @ errors) / kept.sum(dim=1).clamp(min=1)
+    unmasked = (~mask).to(errors)
+    per_picture: Tensor = (unmasked @ errors) / unmasked.sum(dim=1).clamp(min=1)
     return per_picture.mean()
 
 
 def _projected_loss(
     regressor: LocalisationRegressor, positions: Tensor, targets: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """The loss of "pca", whose projection depends on which embeddings take part."""
+    """Compute the loss of "pca", whose projection depends on which embeddings take part."""
     keeps = [torch.ones(len(positions), dtype=torch.bool)] if mask is None else [~row for row in mask]
     enough = [keep for keep in keeps if int(keep.sum()) > COORDINATES]
     losses = [(regressor(positions[keep]) - targets[keep]).abs().mean() for keep in enough]

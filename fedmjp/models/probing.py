@@ -43,7 +43,7 @@ class PatchEmbedding:
 
 
 @dataclass(frozen=True)
-class Positions:
+class PositionTable:
     """A parameter that may be a position embedding of ``grid`` x ``grid`` patches after some prefix tokens."""
 
     name: str
@@ -53,11 +53,11 @@ class Positions:
 
 
 @dataclass(frozen=True)
-class FoundEntrance:
-    """What the equation holds for."""
+class EntranceLayout:
+    """The entrance of a module, of which the equation of tokens holds."""
 
     embedding: PatchEmbedding
-    positions: Positions
+    positions: PositionTable
     # How channel (0), row (1) and column (2) follow each other in the patch embedding's weight.
     pixel_order: tuple[int, ...]
     # Name of the parameter that the position embedding's first row is added to, if there is one.
@@ -73,8 +73,15 @@ class _Pass(NamedTuple):
     head: str | None
 
 
-def find_entrance(module: nn.Module) -> FoundEntrance:
-    """Find what embeds patches and positions; BadInputError if nothing has their shape, or the equation never holds."""
+def find_entrance(module: nn.Module) -> EntranceLayout:
+    """Find what embeds patches and positions, by running a copy on a random picture.
+
+    Args:
+        module: Takes normalised pictures (batch, 3, size, size).
+
+    Raises:
+        BadInputError: If nothing has their shape, or the equation of tokens never holds.
+    """
     everything = list(_patch_embeddings(module))
     embeddings = [embedding for embedding in everything if not embedding.flat] or everything
     if not embeddings:
@@ -91,7 +98,7 @@ def find_entrance(module: nn.Module) -> FoundEntrance:
     return _first_that_agrees(module, [(e, p) for e, p in product(embeddings, positions) if e.dim == p.dim])
 
 
-def _first_that_agrees(module: nn.Module, pairs: list[tuple[PatchEmbedding, Positions]]) -> FoundEntrance:
+def _first_that_agrees(module: nn.Module, pairs: list[tuple[PatchEmbedding, PositionTable]]) -> EntranceLayout:
     probe, error, reason = _generic_copy(module), math.inf, ""
     for size in sorted({e.patch_size * p.grid for e, p in pairs}):
         try:
@@ -105,14 +112,14 @@ def _first_that_agrees(module: nn.Module, pairs: list[tuple[PatchEmbedding, Posi
                 order, off = _best_order(passed, embedding, positions)
                 if off < AGREES:
                     token = _class_token(passed, positions)
-                    return FoundEntrance(embedding, positions, order, token, passed.head)
+                    return EntranceLayout(embedding, positions, order, token, passed.head)
                 error = min(error, off)
     if math.isfinite(error):
         reason = f"on a random picture the gradients do not satisfy the equation (relative error {error:.2g})"
     raise BadInputError(_nothing_agrees(*pairs[0], reason or "no gradient reaches both"))
 
 
-def _nothing_agrees(embedding: PatchEmbedding, positions: Positions, reason: str) -> str:
+def _nothing_agrees(embedding: PatchEmbedding, positions: PositionTable, reason: str) -> str:
     finding = f"{embedding.name} and {positions.name} look like patch and position embedding, but {reason}"
     if embedding.flat:
         finding = f"found no patch embedding: looked for {_LOOKED_FOR}; a Linear like {embedding.name} is none"
@@ -132,7 +139,7 @@ def _patch_embeddings(module: nn.Module) -> Iterator[PatchEmbedding]:
                 yield PatchEmbedding(name, size, part.out_features, flat=True)
 
 
-def _position_embeddings(module: nn.Module, dims: set[int]) -> Iterator[Positions]:
+def _position_embeddings(module: nn.Module, dims: set[int]) -> Iterator[PositionTable]:
     for name, parameter in module.named_parameters():
         owner, _, own_name = name.rpartition(".")
         table = own_name.endswith("weight") and not isinstance(module.get_submodule(owner), nn.Embedding)
@@ -141,7 +148,7 @@ def _position_embeddings(module: nn.Module, dims: set[int]) -> Iterator[Position
             continue
         grid = math.isqrt(shape[0])
         if grid > 1 and shape[0] - grid**2 <= MOST_PREFIX_TOKENS:
-            yield Positions(name, grid, shape[0] - grid**2, shape[1])
+            yield PositionTable(name, grid, shape[0] - grid**2, shape[1])
 
 
 def _generic_copy(module: nn.Module) -> nn.Module:
@@ -159,9 +166,9 @@ def _run(probe: nn.Module, size: int) -> _Pass:
     device = next(iter(parameters.values())).device
     # Neither centred nor of unit variance: else a norm before the embedding would hardly change its patches.
     picture = (2 + 3 * torch.randn(1, 3, size, size, generator=generator)).to(device)
-    given: dict[str, Any] = {}
+    linear_outputs: dict[str, Any] = {}
     hooks = [
-        part.register_forward_hook(lambda _part, _inputs, output, name=name: given.update({name: output}))
+        part.register_forward_hook(lambda _part, _inputs, output, name=name: linear_outputs.update({name: output}))
         for name, part in probe.named_modules()
         if isinstance(part, nn.Linear)
     ]
@@ -174,12 +181,16 @@ def _run(probe: nn.Module, size: int) -> _Pass:
         hook.remove()
     gradients = torch.autograd.grad(torch.stack(parts).sum(), list(parameters.values()), allow_unused=True)
     reached = {name: tensor for name, tensor in zip(parameters, gradients, strict=True) if tensor is not None}
-    head = next((name for name, output in given.items() if any(output is tensor for tensor in outputs)), None)
+    head = next((name for name, output in linear_outputs.items() if any(output is tensor for tensor in outputs)), None)
     return _Pass(picture, reached, head)
 
 
 def tensors_of(output: object) -> Iterator[Tensor]:
-    """Every tensor in what a module returned: a tensor, a tuple, a dictionary or a library's own kind of these."""
+    """Yield every tensor in what a module returned.
+
+    Args:
+        output: A tensor, a tuple, a dictionary or a library's own kind of these.
+    """
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, Mapping | tuple | list):
@@ -187,8 +198,8 @@ def tensors_of(output: object) -> Iterator[Tensor]:
             yield from tensors_of(part)
 
 
-def _best_order(passed: _Pass, embedding: PatchEmbedding, positions: Positions) -> tuple[tuple[int, ...], float]:
-    """The order of pixels under which the equation holds best, and its relative error."""
+def _best_order(passed: _Pass, embedding: PatchEmbedding, positions: PositionTable) -> tuple[tuple[int, ...], float]:
+    """Find the order of pixels under which the equation holds best, and its relative error."""
     rows, right = passed.gradients.get(positions.name), passed.gradients.get(f"{embedding.name}.weight")
     if rows is None or right is None or not right.any():
         return (0, 1, 2), math.inf
@@ -203,7 +214,7 @@ def _best_order(passed: _Pass, embedding: PatchEmbedding, positions: Positions) 
     return best, errors[best] / float(right.norm())
 
 
-def _class_token(passed: _Pass, positions: Positions) -> str | None:
+def _class_token(passed: _Pass, positions: PositionTable) -> str | None:
     first = passed.gradients[positions.name].reshape(-1, positions.dim)[0]
     tokens = {name: grad[0, 0] for name, grad in passed.gradients.items() if grad.shape == (1, 1, positions.dim)}
     return next((name for name, row in tokens.items() if positions.prefix_tokens and torch.allclose(row, first)), None)

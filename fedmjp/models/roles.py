@@ -17,7 +17,7 @@ OWN_PREFIX = "backbone."  # of ``fedmjp.models.classifier.Classifier``, beside w
 
 
 def roles_of_tensors(tensors: Mapping[str, Tensor]) -> dict[str, frozenset[str]]:
-    """Roles of the tensors of a vision transformer, by their names and shapes, to names; none where there are none.
+    """Sort the tensors of a vision transformer into roles, by their names and shapes.
 
     - ``patch_embedding``: the first convolution on three channels, with its bias;
     - ``position_embedding``: tensors (1, n, d) with n > 1 and d the width of the patch embedding, and MJP's
@@ -27,6 +27,12 @@ def roles_of_tensors(tensors: Mapping[str, Tensor]) -> dict[str, frozenset[str]]
 
     Tensors are in the model's order. Names without meaning ("0", "1", ...) are enough: a bias is then the vector that
     follows its weight.
+
+    Args:
+        tensors: By name, in the model's order.
+
+    Returns:
+        Role to names; no names where the model has no such tensor.
     """
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     order = list(shapes)
@@ -50,7 +56,11 @@ def roles_of_tensors(tensors: Mapping[str, Tensor]) -> dict[str, frozenset[str]]
 
 
 def roles_of(model: nn.Module | Entrance) -> dict[str, frozenset[str]]:
-    """As ``roles_of_tensors``, of a model's parameters."""
+    """Sort a model's parameters into roles, as ``roles_of_tensors`` does.
+
+    Args:
+        model: A network, or what is known of its entrance.
+    """
     return roles_of_tensors(dict(model.named_parameters()))
 
 

@@ -37,7 +37,11 @@ class SentWeights:
 
     @classmethod
     def of(cls, weights: Mapping[str, Tensor]) -> Self:
-        """Find roles in weights, in the model's order; names without meaning ("0", "1", ...) are enough."""
+        """Find roles in weights; names without meaning ("0", "1", ...) are enough.
+
+        Args:
+            weights: As the server sent them, in the model's order.
+        """
         in_message = _roles(weights)
         shapes = {name: weights[sent_name].shape for name, sent_name in in_message.items()}
         parameters = {
@@ -53,64 +57,81 @@ class SentWeights:
 
     @property
     def has_positions(self) -> bool:
-        """Whether there is a position embedding, and patches that it is of."""
+        """Tell whether there is a position embedding, and patches that it is of."""
         return self.image_size > 0 and names.POSITION_EMBEDDING in self.parameters
 
     @property
     def grid(self) -> int:
-        """Patches per side."""
+        """Count the patches per side."""
         return self.image_size // self.patch_size if self.patch_size else 0
 
     def get_parameter(self, target: str) -> nn.Parameter:
-        """A parameter by the name that it has in ``fedmjp.models.names``."""
+        """Return a parameter by the name that it has in ``fedmjp.models.names``.
+
+        Args:
+            target: The name that it has in ``fedmjp.models.names``.
+        """
         return self.parameters[target]
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Every parameter whose role is known, by that name."""
+        """Yield every parameter whose role is known, by that name."""
         return iter(self.parameters.items())
 
     def denormalise(self, images: Tensor) -> Tensor:
-        """As of ``fedmjp.models.entrance.Entrance``."""
+        """Map images from the network's input space back to [0, 1]; values outside are clipped.
+
+        Args:
+            images: (batch, 3, size, size), normalised.
+        """
         return denormalised(images, self.mean, self.std)
 
     def upload(self, update: Mapping[str, Tensor], *, examples: int, kind: UpdateKind) -> Upload:
-        """What crossed the wire as attacks take it; BadInputError if nothing in it has a role."""
-        held = {
+        """Turn what crossed the wire into an upload, as attacks take it.
+
+        Args:
+            update: Tensors by the names of the message.
+            examples: Pictures behind it.
+            kind: "gradient", or "delta" for weight changes.
+
+        Raises:
+            BadInputError: If nothing in it has a role.
+        """
+        present = {
             name: sent_name
             for name, sent_name in self.in_message.items()
             if sent_name in update and name in self.parameters
         }
-        if not held:
+        if not present:
             raise BadInputError("nothing in the update has a role that attacks know")
-        tensors = {name: update[sent_name].reshape(self.parameters[name].shape) for name, sent_name in held.items()}
+        tensors = {name: update[sent_name].reshape(self.parameters[name].shape) for name, sent_name in present.items()}
         return Upload(tensors, kind, num_examples=examples, server_round=1, node=0, weights=self.weights)
 
 
 def _roles(weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """By the names of ``fedmjp.models.names``, those in the message."""
+    """Map the names of ``fedmjp.models.names`` to those in the message."""
     roles = roles_of_tensors(weights)
     pairs = {
         (names.PATCH_WEIGHT, names.PATCH_BIAS): roles["patch_embedding"],
         (names.HEAD_WEIGHT, names.HEAD_BIAS): roles["head"],
     }
-    held: dict[str, str] = {}
+    names_in_message: dict[str, str] = {}
     for (weight, bias), members in pairs.items():
         for name in members:
-            held[bias if weights[name].ndim == 1 else weight] = name
+            names_in_message[bias if weights[name].ndim == 1 else weight] = name
     positions = roles["position_embedding"] - {names.UNKNOWN_EMBEDDING}
     if len(positions) == 1:
-        held[names.POSITION_EMBEDDING] = next(iter(positions))
-    if names.HEAD_WEIGHT in held:
+        names_in_message[names.POSITION_EMBEDDING] = next(iter(positions))
+    if names.HEAD_WEIGHT in names_in_message:
         # A LayerNorm right before the head is two vectors as long as the head's rows.
-        order, head = list(weights), held[names.HEAD_WEIGHT]
-        before = order[max(0, order.index(head) - 2) : order.index(head)]
-        if [weights[name].shape for name in before] == 2 * [weights[head].shape[1:]]:
-            held |= {names.NORM_WEIGHT: before[0], names.NORM_BIAS: before[1]}
-    return held
+        order, head = list(weights), names_in_message[names.HEAD_WEIGHT]
+        vectors = order[max(0, order.index(head) - 2) : order.index(head)]
+        if [weights[name].shape for name in vectors] == 2 * [weights[head].shape[1:]]:
+            names_in_message |= {names.NORM_WEIGHT: vectors[0], names.NORM_BIAS: vectors[1]}
+    return names_in_message
 
 
 def _sizes(shapes: Mapping[str, torch.Size]) -> tuple[int, int, int]:
-    """Sizes of picture and patch, and the prefix tokens, zeros where patch and position embedding do not fit."""
+    """Return sizes of picture and patch, and the prefix tokens; zeros where patch and position embedding do not fit."""
     patches, rows = shapes.get(names.PATCH_WEIGHT), shapes.get(names.POSITION_EMBEDDING)
     if patches is None or rows is None or patches[2] != patches[3]:
         return 0, 0, 0
