@@ -6,7 +6,7 @@ entry-point group ``fedmjp.attacks``: the name, and ``module:class`` of a subcla
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from fedmjp.registry import Registry
 from fedmjp.stated import named_classes
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from fedmjp.attacks.base import Attack
     from fedmjp.models.classifier import VitClassifier
     from fedmjp.records import Disclosure
-
-Role = Literal["attack", "floor", "bound"]
-Reveals = Literal["pictures", "features", "labels"]
 
 ATTACKS: "Registry[type[Attack[VitClassifier, Disclosure]]]" = Registry(
     "attack", partial(named_classes, __name__, Path(__file__).parent), entry_points="fedmjp.attacks"

@@ -12,7 +12,6 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from fedmjp.arithmetic import computing
-from fedmjp.attacks import Reveals, Role
 from fedmjp.attacks.adamw import adamw_refusal, as_gradient, gradient_behind
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
@@ -25,6 +24,7 @@ from fedmjp.models.roles import roles_of
 from fedmjp.patches import from_patches
 from fedmjp.records import ATTACKED, Disclosure, Features, Reconstruction, Upload, weights_digest
 from fedmjp.seeds import torch_generator
+from fedmjp.settings import Reveals, Role
 from fedmjp.threat import ThreatModel
 
 Progress = Callable[[int, int, float], None]  # called with finished steps, all steps, loss

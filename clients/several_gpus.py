@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from flwr.app import RecordDict
@@ -14,8 +14,19 @@ from fedmjp.processes import end_with_parent
 from fedmjp.scenario import TrainingScenario
 from fedmjp.training.process_group import SINGLE, ProcessGroup, join_group
 
-if TYPE_CHECKING:
-    from fedmjp.clients.training import LocalTraining
+
+class SharedTraining(Protocol):
+    """A client's training whose batches several processes share."""
+
+    scenario: TrainingScenario
+
+    def help(self, content: RecordDict, group: ProcessGroup) -> None:
+        """Take the same steps as the process that answers.
+
+        Args:
+            content: The server's message.
+            group: This process among those that share the batches.
+        """
 
 
 def count_processes(scenario: TrainingScenario) -> int:
@@ -30,7 +41,7 @@ def count_processes(scenario: TrainingScenario) -> int:
 
 
 @contextmanager
-def start_helpers(local: "LocalTraining", content: RecordDict, processes: int) -> Iterator[ProcessGroup]:
+def start_helpers(local: SharedTraining, content: RecordDict, processes: int) -> Iterator[ProcessGroup]:
     """Start further processes, which take the same steps as this one, for a while.
 
     Args:
@@ -62,7 +73,7 @@ def start_helpers(local: "LocalTraining", content: RecordDict, processes: int) -
                 helper.join()
 
 
-def _help(local: "LocalTraining", content: RecordDict, group: ProcessGroup, meeting: str) -> None:
+def _help(local: SharedTraining, content: RecordDict, group: ProcessGroup, meeting: str) -> None:
     end_with_parent()  # also in the middle of waiting for the others
     if local.scenario.device == "cuda":
         torch.cuda.set_device(group.number)

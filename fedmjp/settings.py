@@ -1,10 +1,14 @@
-"""The three evaluation settings of MJP (Ren et al., CVPR 2023, section 5.4, Table 5).
+"""The three evaluation settings of MJP (Ren et al., CVPR 2023, section 5.4, Table 5), and kinds of attacks.
 
 x is a private picture, x~ its shuffled version: a attacks the gradient of x and compares with x, b x~ with x~, c x~
 with x.
 """
 
 from enum import StrEnum
+from typing import Literal
+
+Role = Literal["attack", "floor", "bound"]
+Reveals = Literal["pictures", "features", "labels"]
 
 
 class Picture(StrEnum):

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedProx
 from torch import Tensor
 
 from fedmjp.scenario import AnyScenario
-from fedmjp.server.shelf import Update
+from fedmjp.server.shelf import StoredUpdate
 from fedmjp.tensors import average_updates
 from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS
 
@@ -38,7 +38,7 @@ ROBUST: dict[str, type[FedAvg]] = {
 
 
 def _strategy(scenario: AnyScenario) -> FedAvg:
-    """FedSGD is the mean of weights that are one step away."""
+    """Build Flower's strategy for a scenario; FedSGD is FedAvg over weights that are one step away."""
     rate, training = scenario.server_rate, scenario.training
     match training and training.strategy:
         case "fedprox" if training:
@@ -48,8 +48,8 @@ def _strategy(scenario: AnyScenario) -> FedAvg:
         case "fedadam":
             return FedAdam(**EVERYBODY, eta=rate)
         case name:
-            made = ROBUST.get(str(name), FedAvg)
-            return made(**EVERYBODY)
+            strategy_class = ROBUST.get(str(name), FedAvg)
+            return strategy_class(**EVERYBODY)
 
 
 def _suspect(strategy: FedAvg, updates: int, share: float) -> None:
@@ -69,7 +69,7 @@ def _suspect(strategy: FedAvg, updates: int, share: float) -> None:
 
 
 def _step_along(scenario: AnyScenario) -> float:
-    """How far the weights that a strategy is given are along an update: down a gradient, by a change of weights."""
+    """Return the factor of an update in the weights that a strategy is given; negative for a gradient."""
     if scenario.threat.update == "gradient":
         return -scenario.server_rate
     return scenario.server_rate if scenario.training is None else 1.0
@@ -99,24 +99,39 @@ class Aggregator:
 
     @property
     def moves(self) -> bool:
-        """Whether updates lead anywhere: weights of single batches stay, unless the server has a learning rate."""
+        """Tell whether updates change the weights; single batches do so only with a server learning rate."""
         return bool(self._step)
 
     def records(self, weights: Mapping[str, Tensor]) -> dict[str, ArrayRecord]:
-        """A model's state as the records that cross the wire."""
+        """Pack a model's state into the records that cross the wire.
+
+        Args:
+            weights: The state by name, parameters and buffers.
+        """
         buffers = {name: value for name, value in weights.items() if name not in self._parameters}
         records = {ARRAYS: ArrayRecord({name: value for name, value in weights.items() if name in self._parameters})}
         return records | ({BUFFERS: ArrayRecord(buffers)} if buffers else {})
 
     def expected(self, sent: Mapping[str, ArrayRecord]) -> dict[str, ArrayRecord]:
-        """What clients answer records with: the same without what is withheld."""
+        """Return the records that clients must answer with: those sent, without the withheld tensors.
+
+        Args:
+            sent: The records of the weights, by record name.
+        """
         arrays = {name: array for name, array in sent[ARRAYS].items() if name not in self._withheld}
         return {**sent, ARRAYS: ArrayRecord(arrays)}
 
     def messages(
         self, server_round: int, sent: Mapping[str, ArrayRecord], nodes: Sequence[int], *, scenario: int = 0
     ) -> list[Message]:
-        """The messages of a round (from 1) with the records of the weights, to these nodes in this order."""
+        """Build the messages of a round with the records of the weights, in the order of the nodes.
+
+        Args:
+            server_round: Number of the round, from 1.
+            sent: The records of the weights, by record name.
+            nodes: Flower's numbers of the receivers.
+            scenario: Index of the scenario in the run.
+        """
         if not nodes:
             return []
         grid: Any = SimpleNamespace(get_node_ids=lambda: nodes)  # as much of one as a strategy asks for
@@ -128,12 +143,16 @@ class Aggregator:
         return sorted(messages, key=lambda message: nodes.index(message.metadata.dst_node_id))  # strategies shuffle
 
     def aggregate(
-        self, server_round: int, weights: Mapping[str, Tensor], updates: Sequence[Update]
+        self, server_round: int, weights: Mapping[str, Tensor], updates: Sequence[StoredUpdate]
     ) -> dict[str, Tensor] | None:
-        """The next weights; the same ones if there is no update, None if they would not be finite.
+        """Compute the next weights; the same ones if there is no update, None if they would not be finite.
 
-        Finite updates may overflow together; the strategy then forgets them. Updates must have been
-        screened, and be in an order that does not depend on who was faster: sums of floats do.
+        Finite updates may overflow together; the strategy then forgets them.
+
+        Args:
+            server_round: Number of the round, from 1.
+            weights: The state that was sent, by name.
+            updates: Screened, in an order that does not depend on who was faster: sums of floats do.
         """
         if not updates or not self.moves:
             return dict(weights)
@@ -149,8 +168,10 @@ class Aggregator:
         self.undo()
         return None
 
-    def _average(self, server_round: int, learnt: Mapping[str, Tensor], updates: Sequence[Update]) -> dict[str, Tensor]:
-        """A strategy's step, told where the mean update leads: one update after another is read."""
+    def _average(
+        self, server_round: int, learnt: Mapping[str, Tensor], updates: Sequence[StoredUpdate]
+    ) -> dict[str, Tensor]:
+        """Take a strategy's step along the mean update; one update after another is read."""
         counts = [_examples(update) for update in updates]
         total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in learnt.items()}
         for update, count in zip(updates, counts, strict=True):
@@ -159,8 +180,10 @@ class Aggregator:
         ahead = {name: (value + self._step * total[name]).to(value.dtype) for name, value in learnt.items()}
         return self._taken(server_round, [_reply(updates[0], ahead)])
 
-    def _outvote(self, server_round: int, learnt: Mapping[str, Tensor], updates: Sequence[Update]) -> dict[str, Tensor]:
-        """A robust strategy's step: all updates at once where it compares them whole, else some values at a time."""
+    def _outvote(
+        self, server_round: int, learnt: Mapping[str, Tensor], updates: Sequence[StoredUpdate]
+    ) -> dict[str, Tensor]:
+        """Take a robust strategy's step: on whole updates where it compares them, else some values at a time."""
         _suspect(self._strategy, len(updates), self._hostile)
         at_once = MOST_VALUES // len(updates) if isinstance(self._strategy, FedTrimmedAvg | FedMedian) else None
         stepped = {name: value.flatten().clone() for name, value in learnt.items()}
@@ -184,17 +207,21 @@ class Aggregator:
             setattr(self._strategy, name, value)
 
     def state(self) -> dict[str, Any]:
-        """What the strategy carries from round to round, as tensors."""
+        """Return the moments that the strategy carries from round to round, as tensors."""
         moments = {name: getattr(self._strategy, name, None) for name in MOMENTS}
         values = {name: value for name, value in moments.items() if value is not None}
         return {name: _each(lambda array: torch.from_numpy(np.asarray(array)), value) for name, value in values.items()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state`` gave."""
+        """Go on from the moments that ``state`` returned.
+
+        Args:
+            state: The moments by name.
+        """
         for name, value in state.items():
             setattr(self._strategy, name, _each(Tensor.numpy, value))
 
-    def _combine_buffers(self, updates: Sequence[Update]) -> dict[str, Tensor]:
+    def _combine_buffers(self, updates: Sequence[StoredUpdate]) -> dict[str, Tensor]:
         sent = [update.tensors(BUFFERS) for update in updates]
         if self._robust:
             return {name: torch.stack([buffers[name] for buffers in sent]).median(dim=0).values for name in sent[0]}
@@ -202,7 +229,7 @@ class Aggregator:
 
 
 def _pieces(sizes: Mapping[str, int], at_once: int | None) -> Iterator[dict[str, slice]]:
-    """Tensors by name and number of values, cut so that of an update so many values at most are read together."""
+    """Cut tensors into batches of slices that hold ``at_once`` values at most; None puts all into a single batch."""
     room = at_once or sum(sizes.values())
     batch: dict[str, slice] = {}
     left = room
@@ -219,17 +246,17 @@ def _pieces(sizes: Mapping[str, int], at_once: int | None) -> Iterator[dict[str,
         yield batch
 
 
-def _examples(update: Update) -> float:
+def _examples(update: StoredUpdate) -> float:
     return float(cast(float, update.metrics[EXAMPLES]))
 
 
-def _reply(update: Update, arrays: Mapping[str, Tensor]) -> Message:
-    """A reply as strategies take it, in the model's order, since FedAvgM goes by places."""
-    made = copy(update.reply)
+def _reply(update: StoredUpdate, arrays: Mapping[str, Tensor]) -> Message:
+    """Build a reply as strategies take it, in the model's order, since FedAvgM goes by places."""
+    message = copy(update.reply)
     # A strategy averages all metrics, whatever they are; history has its own way.
     metrics = MetricRecord({EXAMPLES: update.metrics[EXAMPLES]})
-    made.content = RecordDict({ARRAYS: ArrayRecord(dict(arrays)), METRICS: metrics})
-    return made
+    message.content = RecordDict({ARRAYS: ArrayRecord(dict(arrays)), METRICS: metrics})
+    return message
 
 
 def _all_finite(value: Any) -> bool:
@@ -239,7 +266,7 @@ def _all_finite(value: Any) -> bool:
 
 
 def _each(change: Callable[[Any], Any], value: Any) -> Any:
-    """The same dictionaries and lists with every array in them changed."""
+    """Apply a change to every array in nested dictionaries and lists."""
     if isinstance(value, dict):
         return {name: _each(change, inner) for name, inner in value.items()}
     return [_each(change, inner) for inner in value] if isinstance(value, list) else change(value)

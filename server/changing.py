@@ -9,7 +9,7 @@ from torch import Tensor
 from fedmjp.models.classifier import Classifier, VitClassifier
 from fedmjp.records import Upload
 from fedmjp.scenario import AnyScenario, TrainingScenario
-from fedmjp.server.shelf import Update
+from fedmjp.server.shelf import StoredUpdate
 from fedmjp.threat import Modification
 from fedmjp.wire import ARRAYS, EXAMPLES
 
@@ -17,7 +17,7 @@ Group = tuple[int, ...]  # clients whose updates the server sees as one, in thei
 
 
 class WeightChanges:
-    """What a scenario's server does to the weights of a round before they are sent; an honest one does nothing.
+    """The changes that a scenario's server makes to the weights of a round; an honest server makes none.
 
     In a training run it acts in the rounds that are recorded. What it learns from probes, it keeps.
 
@@ -28,14 +28,18 @@ class WeightChanges:
     def __init__(self, scenario: AnyScenario, model: Classifier) -> None:
         self._scenario = scenario
         self._server: Modification | None = None
-        self._known: dict[tuple[Group, int], object] = {}
+        self._findings: dict[tuple[Group, int], object] = {}
         if scenario.server is None:
             return
         scenario.require_server(model)
         self._model, self._server = cast(VitClassifier, model), scenario.server.build()
 
     def in_round(self, server_round: int) -> bool:
-        """Whether the weights of a round (from 1) are changed."""
+        """Tell whether the weights of a round are changed.
+
+        Args:
+            server_round: Number of the round, from 1.
+        """
         if self._server is None:
             return False
         training = self._scenario.training
@@ -44,7 +48,14 @@ class WeightChanges:
     def change(
         self, server_round: int, weights: Mapping[str, Tensor], messages: Sequence[Message], groups: Sequence[Group]
     ) -> None:
-        """Put what it makes of the honest weights into the messages of a round, which are of these groups in order."""
+        """Replace the honest weights in the messages of a round by changed ones.
+
+        Args:
+            server_round: Number of the round, from 1.
+            weights: The honest state by name.
+            messages: Those of the round, a message per client.
+            groups: The clients in the order of the messages.
+        """
         if self._server is None or not self.in_round(server_round):
             return
         self._model.load_state_dict(weights)
@@ -58,8 +69,14 @@ class WeightChanges:
                     records[id(changed)] = ArrayRecord({**sent, **changed})
                 message.content = RecordDict({**message.content, ARRAYS: records[id(changed)]})
 
-    def learn(self, server_round: int, weights: Mapping[str, Tensor], answers: Mapping[Group, Update]) -> None:
-        """Read what answers to a probe tell."""
+    def learn(self, server_round: int, weights: Mapping[str, Tensor], answers: Mapping[Group, StoredUpdate]) -> None:
+        """Read the answers to a probe.
+
+        Args:
+            server_round: Number of the round, from 1; others than probing rounds are passed over.
+            weights: The honest state by name.
+            answers: Updates by group.
+        """
         if self._server is None or not self._probes(server_round):
             return
         self._model.load_state_dict(weights)
@@ -73,20 +90,20 @@ class WeightChanges:
                 weights="",
             )
             key = (group, self._batch(server_round))
-            self._known[key] = self._server.learn(upload, self._model, self._scenario.threat)
+            self._findings[key] = self._server.learn(upload, self._model, self._scenario.threat)
 
     def _weights(self, group: Group, server_round: int) -> Sequence[Mapping[str, Tensor]]:
         if self._server is None:
             return ()
         if self._probes(server_round):
             return [self._server.probe(self._model, self._scenario.threat)] * len(group)
-        known = self._known.get((group, self._batch(server_round)))
-        return self._server.weights(self._model, self._scenario.threat, known)
+        findings = self._findings.get((group, self._batch(server_round)))
+        return self._server.weights(self._model, self._scenario.threat, findings)
 
     def _probes(self, server_round: int) -> bool:
         scenario = self._scenario
         return not isinstance(scenario, TrainingScenario) and scenario.turn(server_round).number < scenario.probes
 
     def _batch(self, server_round: int) -> int:
-        """Which batch of its pictures a client shows; in training nobody knows."""
+        """Return the index of the batch that a client shows; -1 in training, where nobody knows it."""
         return -1 if isinstance(self._scenario, TrainingScenario) else self._scenario.turn(server_round).batch

@@ -24,7 +24,15 @@ WORSE = 2.0  # times the loss of a guess, and of the weights before: where half 
 
 
 class Journal:
-    """History, validation and checkpoints of a training run, whose uploads hold so many values each."""
+    """The history, validation and checkpoints of a training run.
+
+    Args:
+        scenario: The run's scenario.
+        training: Its settings.
+        folder: The run's folder.
+        validation: Measures Top-1 of weights.
+        uploaded: Number of values in an upload.
+    """
 
     def __init__(
         self,
@@ -40,7 +48,11 @@ class Journal:
         self._uploads: Counter[int] = Counter()
 
     def resume(self, weights: dict[str, Tensor], aggregator: Aggregator) -> tuple[int, dict[str, Tensor]]:
-        """Go back to the last checkpoint: how many rounds it had done, and its weights; else 0 and those given.
+        """Go back to the last checkpoint; return its number of rounds and its weights.
+
+        Args:
+            weights: Those to begin with where there is no checkpoint, with 0 rounds.
+            aggregator: Gets the strategy's moments back.
 
         Raises:
             CheckpointError: If it is of another configuration.
@@ -57,12 +69,17 @@ class Journal:
         return done, weights
 
     def seconds(self) -> list[float]:
-        """How long each round took that was played before."""
+        """Return the seconds that each former round took."""
         rows = self._history.rows()
         return [float(seconds) for seconds in rows["seconds"]] if len(rows) else []
 
     def spoilt(self, weights: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> str | None:
-        """Why a step to weights spoils the model of those before, in one line; None if it does not."""
+        """Return the reason why a step spoils the model, in one line; None if it does not.
+
+        Args:
+            weights: The state after the step.
+            before: The state that it left.
+        """
         accuracy, guess = self._validation.accuracy(weights), math.log(self._scenario.model.classes)
         if accuracy.undecided:
             return f"the step leaves {accuracy.undecided} validation pictures without finite logits; weights stay"
@@ -84,12 +101,20 @@ class Journal:
         seconds: float,
         weights: Mapping[str, Tensor],
     ) -> None:
-        """Add a round (from 1): what replies report that were used, how many were not, and the weights after it."""
+        """Add a round to the history.
+
+        Args:
+            server_round: Number of the round, from 1.
+            metrics: Reports of the replies that were used.
+            refused: Number of replies that were refused.
+            seconds: Time that the round took.
+            weights: The state after it.
+        """
         pipeline = self._scenario.pipeline
         self._uploads.update(self._scenario.participants(server_round))
         spent = pipeline.spent(max(self._uploads.values()))
         accuracy = self._validation.accuracy(weights)
-        reported = [_plausible(told) for told in metrics]
+        reported = [_plausible(report) for report in metrics]
         self._history.append(
             {
                 "round": server_round,
@@ -111,7 +136,13 @@ class Journal:
         )
 
     def keep(self, server_round: int, weights: Mapping[str, Tensor], aggregator: Aggregator) -> None:
-        """Write a checkpoint where one is due."""
+        """Write a checkpoint where it is due.
+
+        Args:
+            server_round: Number of the finished round, from 1.
+            weights: The state after it.
+            aggregator: Its strategy's moments are stored as well.
+        """
         if server_round % self._training.checkpoint_every and server_round < self._training.rounds:
             return
         about: dict[str, Any] = {"config": self._scenario.digest_of_run(), "round": server_round, "weights": weights}
@@ -119,17 +150,17 @@ class Journal:
 
 
 def _plausible(metrics: MetricRecord) -> dict[str, float]:
-    """What a client reports, without what cannot be."""
+    """Drop the implausible values of a client's report."""
     return {name: cast(float, value) for name, value in metrics.items() if plausible(value)}
 
 
 def _sum(reported: Sequence[Mapping[str, float]], name: str) -> int:
-    """Of all clients that report it."""
+    """Sum a metric over all clients that report it."""
     return int(sum(metrics.get(name, 0) for metrics in reported))
 
 
 def _mean(reported: Sequence[Mapping[str, float]], name: str) -> Value:
-    """Over the pictures of all clients that report it; None if none does."""
+    """Average a metric over the pictures of all clients that report it; None if none does."""
     pairs = [(metrics[EXAMPLES], metrics[name]) for metrics in reported if name in metrics]
     if not pairs:
         return None

@@ -21,14 +21,14 @@ from fedmjp.models.roles import roles_of
 from fedmjp.scenario import FEWEST_ROBUST, AnyScenario, TrainingScenario
 from fedmjp.server.aggregation import Aggregator
 from fedmjp.server.changing import Group, WeightChanges
-from fedmjp.server.cohort import Part, bound_examples, parts_of, too_long
+from fedmjp.server.cohort import UpdatePart, bound_examples, find_long_updates, measure_parts
 from fedmjp.server.journal import Journal
 from fedmjp.server.patience import START, Patience
 from fedmjp.server.refusals import Refusal, RefusalFile
 from fedmjp.server.roster import Roster
 from fedmjp.server.screening import LARGEST, refusal, screen
 from fedmjp.server.secure_sum import sum_groups
-from fedmjp.server.shelf import Shelf, Update
+from fedmjp.server.shelf import Shelf, StoredUpdate
 from fedmjp.server.site_validation import SiteValidation
 from fedmjp.server.tap import UploadTap
 from fedmjp.server.uploads import UploadFolder
@@ -91,7 +91,7 @@ class Federation:
         self._read_again = (ARRAYS, BUFFERS) if self._aggregator.moves or scenario.server is not None else ()
 
     def play(self) -> list[Refusal]:
-        """Play the rounds that are left; what was refused in them."""
+        """Play the remaining rounds and return the refusals in them."""
         training = self._scenario.training
         self._roster.wait(START, None if training is None else math.ceil(training.quorum * self._scenario.clients))
         gc.freeze()  # what is there by now stays: to look through it after every few updates would take long
@@ -123,7 +123,7 @@ class Federation:
             self._journal.write(server_round, metrics, refused, seconds, self._weights)
             self._journal.keep(server_round, self._weights, self._aggregator)
 
-    def _step(self, server_round: int, updates: Sequence[Update]) -> None:
+    def _step(self, server_round: int, updates: Sequence[StoredUpdate]) -> None:
         """Take the step that updates lead to, unless it spoils the model: then the last good weights stay."""
         stepped = self._aggregator.aggregate(server_round, self._weights, updates)
         if stepped is None:
@@ -134,10 +134,10 @@ class Federation:
         else:
             self._weights = stepped
 
-    def _exchange(self, server_round: int) -> tuple[list[Update], int]:
-        """Send the weights to clients; their updates that can be used, and how many cannot.
+    def _exchange(self, server_round: int) -> tuple[list[StoredUpdate], int]:
+        """Send the weights to clients; return the usable updates and the number of refused ones.
 
-        Of groups whose updates are summed, the first client stands for all.
+        For groups whose updates are summed, the first client stands for all.
         """
         nodes, left_out = self._roster.nodes(self._patience.seconds)
         self._refuse([Refusal(server_round, None, reason) for reason in left_out])
@@ -150,8 +150,8 @@ class Federation:
         self._changes.change(server_round, self._weights, messages, present)
         reasons = {group: self._patience.refusal if group in present else "is not connected" for group in groups}
         first_of = {group[0]: group for group in present}
-        kept: dict[Group, Update] = {}
-        parts: dict[Group, list[Part]] = {}
+        kept: dict[Group, StoredUpdate] = {}
+        parts: dict[Group, list[UpdatePart]] = {}
         for client, reply in self._replies(server_round, messages, sent, asked):
             group = first_of[client]
             if reply.has_error():
@@ -160,7 +160,7 @@ class Federation:
             del reasons[group]
             kept[group] = self._shelf.keep(reply, self._read_again)
             if self._scenario.training is not None:
-                parts[group] = parts_of(reply, sent)
+                parts[group] = measure_parts(reply, sent)
         in_order = {group: kept[group] for group in groups if group in kept}
         reasons |= self._compare(server_round, in_order, parts)
         for (client, *_), reason in reasons.items():
@@ -171,19 +171,19 @@ class Federation:
         return list(used.values()), len(reasons)
 
     def _compare(
-        self, server_round: int, kept: Mapping[Group, Update], parts: Mapping[Group, Sequence[Part]]
+        self, server_round: int, kept: Mapping[Group, StoredUpdate], parts: Mapping[Group, Sequence[UpdatePart]]
     ) -> dict[Group, str]:
-        """Which updates of a training round are out of all proportion to the others; these bound counts as well."""
+        """Find the updates of a training round that are out of proportion; bound the numbers of pictures as well."""
         training = self._scenario.training
         if training is None or self._changes.in_round(server_round):
             return {}
         if training.update == "delta" and not self._run.share_sizes:
             for group, count in bound_examples({group: update.metrics for group, update in kept.items()}).items():
                 log(INFO, "round %s: client %s said %s pictures, which count less", server_round, group[0], count)
-        return too_long({group: parts[group] for group in kept}, training.max_norm)
+        return find_long_updates({group: parts[group] for group in kept}, training.max_norm)
 
     def _require_quorum(self, server_round: int, used: int, refused: int) -> None:
-        """QuorumError where too few updates of a training round can be used: it would count for nothing."""
+        """Raise QuorumError where too few updates of a training round can be used: it would count for nothing."""
         training = self._scenario.training
         if training is None:
             return
@@ -207,9 +207,9 @@ class Federation:
         sent: Mapping[str, ArrayRecord],
         asked: Mapping[int, int],
     ) -> Iterator[tuple[int, Message]]:
-        """Clients and what they answer, as it comes, after screening, the sum and the tap.
+        """Yield clients and their answers as they come, after screening, the sum and the tap.
 
-        Nothing else of the server sees it before. Of several answers of a client the first counts.
+        Nothing else of the server sees them earlier. A client's first answer counts.
         """
         expected = self._aggregator.expected(sent)
         reported = (EXAMPLES,) if self._journal is None else REPORTED
@@ -238,7 +238,7 @@ class Federation:
             self._refusals.add(list(refused))
 
     def _most_examples(self, client: int) -> int:
-        """How many pictures can be behind a client's reply."""
+        """Return the largest number of pictures that can be behind a client's reply."""
         scenario = self._scenario
         if scenario.training is None or scenario.training.update == "gradient":
             return scenario.threat.batch_size
@@ -246,11 +246,11 @@ class Federation:
 
     @property
     def _uploads(self) -> Path | None:
-        """Where the uploads of single batches go."""
+        """Return the folder for uploads of single batches; None where they are not recorded."""
         return Path(self._run.uploads_folder) / self._scenario.folder if self._run.uploads_folder else None
 
     def _folder(self, server_round: int) -> UploadFolder | None:
-        """Where the uploads of a round go; None where they are not recorded."""
+        """Return the folder for the uploads of a round; None where they are not recorded."""
         training, folder = self._scenario.training, self._uploads
         if folder is None or (training is not None and server_round not in training.records):
             return None

@@ -30,20 +30,24 @@ class Patience:
 
     @property
     def seconds(self) -> float:
-        """For the next round."""
+        """Return the seconds that the next round may take."""
         if self._stated is not None:
             return self._stated
         return max(LEAST, TIMES * median(self._rounds)) if self._rounds else UNKNOWN
 
     @property
     def refusal(self) -> str:
-        """Why a client is refused that has not answered."""
+        """Return the reason for which a client without an answer is refused."""
         if self._stated is not None:
             return f"no answer within {self._stated:g} seconds"
         return f"no answer in {TIMES:g} times the time that others took"
 
     def learn(self, seconds: float) -> None:
-        """Add a round."""
+        """Add the time that a round took.
+
+        Args:
+            seconds: From its first message to its last reply.
+        """
         self._rounds.append(seconds)
 
 

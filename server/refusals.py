@@ -29,11 +29,15 @@ class RefusalFile:
 
     @classmethod
     def of_run(cls, folder: Path) -> Self:
-        """That of a training run's folder."""
+        """Return the file of a training run.
+
+        Args:
+            folder: The run's folder.
+        """
         return cls(folder / "refused.csv")
 
     def read(self) -> list[Refusal]:
-        """All of them."""
+        """Read all refusals, in the order of rounds; none where the file does not exist."""
         if not self.path.exists():
             return []
         with self.path.open(newline="", encoding="utf-8") as file:
@@ -43,13 +47,21 @@ class RefusalFile:
         ]
 
     def add(self, refusals: list[Refusal]) -> None:
-        """Append."""
+        """Append refusals to the file.
+
+        Args:
+            refusals: New ones; none leaves the file as it is.
+        """
         if refusals:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._write([*self.read(), *refusals])
 
     def keep_until(self, last: int) -> None:
-        """Drop those of the rounds after a checkpoint: they will be played again."""
+        """Drop the refusals of rounds after a checkpoint, which will be played again.
+
+        Args:
+            last: The checkpoint's round.
+        """
         if self.path.exists():
             self._write([refusal for refusal in self.read() if refusal.round <= last])
 

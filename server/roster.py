@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from fedmjp.errors import FederationError, QuorumError
+from fedmjp.errors import Failure, FederationError, QuorumError
 from fedmjp.server.screening import last_line
 
 POLL_SECONDS = 1.0
@@ -57,14 +57,18 @@ class Roster:
             raise QuorumError(f"none of {self.clients} clients answered within {patience:g} seconds")
 
     def nodes(self, patience: float) -> tuple[dict[int, int], list[str]]:
-        """Client number to node, of the clients that are there now; and why nodes are left out, each told once."""
+        """Map the clients that are there now to their nodes; say once per node why it is left out.
+
+        Args:
+            patience: Seconds to wait for answers.
+        """
         self._nodes, reasons = self._ask(patience)
         new = [reason for reason in dict.fromkeys(reasons) if reason not in self._told]
         self._told.update(new)
         return self._nodes, new
 
     def _by_key(self) -> tuple[dict[int, int], list[str]]:
-        """Those that are there with a key of the run, whatever number they claim."""
+        """Map clients to the nodes that have a key of the run, whatever number these claim."""
         client_of = {key: client for client, key in enumerate(self.keys)}
         nodes, reasons = {}, []
         for node in sorted(self.grid.get_nodes(), key=lambda node: node.node_id):
@@ -89,8 +93,8 @@ class Roster:
         reasons = []
         for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
             node, answer = reply.metadata.src_node_id, _answer(reply)
-            if isinstance(answer, str):
-                reasons.append(answer)
+            if isinstance(answer, Failure):
+                reasons.append(answer.reason)
             elif not 0 <= answer < self.clients:
                 reasons.append(f"node {node} has partition-id {answer}; there are 0 to {self.clients - 1}")
             elif answer in nodes:
@@ -101,15 +105,20 @@ class Roster:
 
 
 def key_of(public: bytes) -> str:
-    """What stands for a node's public key (as Flower keeps it) in a run's configuration."""
+    """Compute the digest that stands for a node's public key in a run's configuration.
+
+    Args:
+        public: The key as Flower keeps it.
+    """
     return hashlib.sha256(public).hexdigest()
 
 
-def _answer(reply: Message) -> int | str:
-    """The client number that a node reports, or why there is none."""
+def _answer(reply: Message) -> int | Failure:
+    """Read the client number that a node reports."""
     if reply.has_error():
-        return last_line(reply.error.reason or "")
+        return Failure(last_line(reply.error.reason or ""))
     reported = reply.content.config_records.get("config", ConfigRecord()).get("partition-id")
     if isinstance(reported, int) and not isinstance(reported, bool):
         return reported
-    return last_line(f"node {reply.metadata.src_node_id} has partition-id {reported!r}, which is no whole number")
+    reason = f"node {reply.metadata.src_node_id} has partition-id {reported!r}, which is no whole number"
+    return Failure(last_line(reason))

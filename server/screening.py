@@ -15,11 +15,17 @@ HEADER = 4096  # bytes that NumPy puts before an array's values, at most
 def screen(
     messages: Iterable[Message], replies: Iterable[Message], check: Callable[[int, Message], str | None]
 ) -> Iterator[Message]:
-    """Replies as they come; in the place of one that cannot be aggregated, why: what ``check`` says of its node."""
-    asked = {message.metadata.message_id: message for message in messages}
+    """Pass replies on as they come; replace each unusable one by an error with the reason.
+
+    Args:
+        messages: Those that were sent in the round.
+        replies: The answers to them.
+        check: Returns the reason why a node's reply cannot be aggregated; None if it can.
+    """
+    sent = {message.metadata.message_id: message for message in messages}
     for reply in replies:
         # Flower's own error replies come from another node than the message went to.
-        message = asked.get(reply.metadata.reply_to_message_id)
+        message = sent.get(reply.metadata.reply_to_message_id)
         if message and (reason := check(message.metadata.dst_node_id, reply)) is not None:
             yield Message(Error(code=REFUSED, reason=reason), reply_to=message)
         else:
@@ -32,7 +38,7 @@ def refusal(
     most: int = LARGEST,
     reported: Collection[str] = REPORTED,
 ) -> str | None:
-    """Why a reply cannot be used, in one line; None if it can.
+    """Return the reason why a reply cannot be used, in one line; None if it can.
 
     Args:
         reply: Of one client.
@@ -48,14 +54,22 @@ def refusal(
 
 
 def last_line(reason: str) -> str:
-    """The error itself: simulations put the whole traceback into the reason."""
+    """Return the last line of a reason: simulations put the whole traceback into it.
+
+    Args:
+        reason: Text of any length, which a client may have written.
+    """
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
-    shown = "".join(letter if letter.isprintable() else " " for letter in (lines or ["no reason given"])[-1])
-    return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]} ..."
+    line = "".join(letter if letter.isprintable() else " " for letter in (lines or ["no reason given"])[-1])
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
 
 
 def plausible(value: object) -> bool:
-    """Whether a client can have counted or measured this: a single number that is not absurd."""
+    """Tell whether a client can have counted or measured this: a single number that is not absurd.
+
+    Args:
+        value: As the client reports it.
+    """
     return isinstance(value, int | float) and 0 <= value <= LARGEST
 
 
@@ -81,7 +95,7 @@ def _wrong_tensors(content: RecordDict, sent: Mapping[str, ArrayRecord]) -> str 
 
 
 def _misstated(array: Array, expected: Array) -> str | None:
-    """What is wrong with a tensor before its bytes are read."""
+    """Check a tensor before its bytes are read; return the problem, if any."""
     if tuple(array.shape) != tuple(expected.shape):
         return f"has shape {tuple(array.shape)}, the model's has {tuple(expected.shape)}"
     if array.dtype != expected.dtype:
@@ -109,7 +123,7 @@ def _wrong_values(array: Array, expected: Array) -> str | None:
 
 
 def _wrong_metrics(content: RecordDict, most: int, reported: Collection[str]) -> str | None:
-    """Only the weight in the mean can spoil anything; what else is absurd is left out of the history."""
+    """Check the weight in the mean; other absurd metrics are left out of the history."""
     metrics: MetricRecord = content.metric_records[METRICS]
     if set(metrics) != set(reported):
         return f"reported {_listed(set(metrics))} instead of {_listed(set(reported))}"
@@ -120,7 +134,7 @@ def _wrong_metrics(content: RecordDict, most: int, reported: Collection[str]) ->
 
 
 def _listed(names: set[str], most: int = 3) -> str:
-    """The first names; the count of what is left out."""
-    shown = sorted(map(repr, names))[:most]
-    more = len(names) - len(shown)
-    return (", ".join(shown) or "none") + (f" and {more} more" if more else "")
+    """Write the first names and the count of the omitted ones."""
+    listed = sorted(map(repr, names))[:most]
+    more = len(names) - len(listed)
+    return (", ".join(listed) or "none") + (f" and {more} more" if more else "")

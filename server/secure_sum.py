@@ -20,6 +20,12 @@ def sum_groups(
     updates goes on, weighted by the numbers of pictures, as the answer to its first message. It is the ideal that a
     protocol of secure aggregation aims at, not such a protocol. If one member fails, its group is refused: the reason
     names its number. A group is summed as soon as all of it has answered.
+
+    Args:
+        messages: Those of a round, group after group.
+        replies: The answers, as they come.
+        clients: Members of a group; 1 passes replies on.
+        number: Returns a node's client number.
     """
     if clients == 1:
         yield from replies
@@ -28,9 +34,9 @@ def sum_groups(
     group_of = {message.metadata.message_id: index for index, group in enumerate(groups) for message in group}
     waiting: dict[int, dict[str, Message]] = {index: {} for index in range(len(groups))}
     for reply in replies:
-        asked = reply.metadata.reply_to_message_id
-        if (index := group_of.get(asked, -1)) in waiting:
-            waiting[index][asked] = reply
+        message_id = reply.metadata.reply_to_message_id
+        if (index := group_of.get(message_id, -1)) in waiting:
+            waiting[index][message_id] = reply
             if len(waiting[index]) == len(groups[index]):
                 yield _mean(groups[index], waiting.pop(index), number)
     for index, answers in waiting.items():
@@ -60,7 +66,7 @@ def _mean_content(contents: Sequence[RecordDict]) -> RecordDict:
 
 
 def _mean_metrics(metrics: Sequence[Mapping[str, Any]], examples: Sequence[float]) -> dict[str, float]:
-    """Counts are added, what was measured is averaged over the pictures; what one reports that cannot be is left 0."""
+    """Add counts and average measurements over the pictures; an implausible value counts as 0."""
     combined: dict[str, float] = {}
     for name in metrics[0]:
         values = [float(reported[name]) if plausible(reported[name]) else 0.0 for reported in metrics]

@@ -21,7 +21,7 @@ COLLECTED = 2**28  # bytes of updates after which what they took is given back
 
 
 @dataclass(frozen=True)
-class Update:
+class StoredUpdate:
     """A reply whose tensors lie in a file.
 
     Attributes:
@@ -34,16 +34,21 @@ class Update:
 
     @property
     def metrics(self) -> MetricRecord:
-        """What the client reports."""
+        """Return the metrics that the client reports."""
         return self.reply.content.metric_records[METRICS]
 
     def tensors(self, record: str = ARRAYS, names: Sequence[str] | None = None) -> dict[str, Tensor]:
-        """Tensors of a record by name, or those of these names; none where there is no such record."""
+        """Read tensors of a record by name; none where there is no such record.
+
+        Args:
+            record: Its name in the reply.
+            names: Names of the tensors; None reads all.
+        """
         prefix = f"{record}/"
         with safe_open(self.path, framework="pt") as file:
-            held = [key for key in file.keys() if key.startswith(prefix)]  # noqa: SIM118 (the file is no mapping)
-            wanted = held if names is None else [prefix + name for name in names]
-            return {key.removeprefix(prefix): file.get_tensor(key) for key in wanted}
+            keys = [key for key in file.keys() if key.startswith(prefix)]  # noqa: SIM118 (the file is no mapping)
+            keys = keys if names is None else [prefix + name for name in names]
+            return {key.removeprefix(prefix): file.get_tensor(key) for key in keys}
 
 
 class Shelf:
@@ -60,7 +65,7 @@ class Shelf:
         self._folder, self._kept, self._uncollected = folder, 0, 0
         self.clear()
 
-    def keep(self, reply: Message, records: Sequence[str] = (ARRAYS, BUFFERS)) -> Update:
+    def keep(self, reply: Message, records: Sequence[str] = (ARRAYS, BUFFERS)) -> StoredUpdate:
         """Put a screened reply aside.
 
         Args:
@@ -93,9 +98,9 @@ class Shelf:
             self._uncollected = 0
         light = copy.copy(reply)
         light.content = RecordDict({METRICS: reply.content.metric_records[METRICS]})
-        return Update(light, path)
+        return StoredUpdate(light, path)
 
     def clear(self) -> None:
-        """Remove what is kept: the round is over."""
+        """Remove all updates: the round is over."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._kept = 0

@@ -50,7 +50,10 @@ class SiteValidation:
         self._measured: tuple[Mapping[str, Tensor], Accuracy] | None = None
 
     def accuracy(self, weights: Mapping[str, Tensor]) -> Accuracy:
-        """Top-1 accuracy of weights; those of the last call are not measured again.
+        """Measure the Top-1 accuracy of weights; those of the last call are not measured again.
+
+        Args:
+            weights: The model's state by name.
 
         Raises:
             FederationError: If no site can measure it.
@@ -77,20 +80,24 @@ class SiteValidation:
 
 
 def combined(answers: Mapping[int, MetricRecord]) -> Accuracy:
-    """One accuracy of several sites: a mean of Top-1 by their numbers of pictures, and the median loss."""
-    said = {site: _value(told, EXAMPLES) for site, told in answers.items()}
+    """Combine the accuracy of several sites: Top-1 weighted by numbers of pictures, and the median loss.
+
+    Args:
+        answers: Metrics by site; their numbers of pictures are bounded in place.
+    """
+    claimed = {site: _value(told, EXAMPLES) for site, told in answers.items()}
     bound_examples(answers)
     counts = {site: _value(told, EXAMPLES) for site, told in answers.items()}
 
     def scaled(name: str) -> int:
-        return round(sum(counts[site] / said[site] * _value(told, name) for site, told in answers.items()))
+        return round(sum(counts[site] / claimed[site] * _value(told, name) for site, told in answers.items()))
 
     loss = median_low(_value(told, LOSS) for told in answers.values())
     return Accuracy(scaled(CORRECT), round(sum(counts.values())), loss, scaled(UNDECIDED))
 
 
 def _problem(reply: Message) -> str | None:
-    """Why an answer cannot be used, in one line."""
+    """Return the reason why an answer cannot be used, in one line; None if it can."""
     if reply.has_error():
         return last_line(reply.error.reason or "")
     told = reply.content.metric_records.get(METRICS)

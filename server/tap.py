@@ -56,7 +56,12 @@ class UploadTap:
         return getattr(self._grid, name)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send, wait for the replies, record both sides."""
+        """Send, wait for the replies, record both sides.
+
+        Args:
+            messages: Those of a round.
+            timeout: Seconds; None waits for all.
+        """
         outgoing = list(messages)
         replies = list(self._grid.send_and_receive(outgoing, timeout=timeout))
         self.record_sent(outgoing)
@@ -64,24 +69,36 @@ class UploadTap:
         return replies
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send and record what was sent."""
+        """Send messages and record the weights in them.
+
+        Args:
+            messages: Those of a round.
+        """
         outgoing = list(messages)
         identifiers = list(self._grid.push_messages(outgoing))
         self.record_sent(outgoing)
         return identifiers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Fetch replies and record them."""
+        """Fetch replies and record them.
+
+        Args:
+            message_ids: Of the messages whose replies are fetched.
+        """
         replies = list(self._grid.pull_messages(message_ids))
         self.record_replies(replies)
         return replies
 
     def unanswered(self) -> list[str]:
-        """One line per training message that no client has answered."""
+        """Write a line per training message that no client has answered."""
         return [f"round {sent.server_round}: a client did not answer" for sent in self._sent.values()]
 
     def record_sent(self, messages: Iterable[Message]) -> None:
-        """Keep the weights of a round's training messages."""
+        """Keep the weights of a round's training messages.
+
+        Args:
+            messages: Those of a round; only training messages count.
+        """
         training = [message for message in messages if message.metadata.message_type == MessageType.TRAIN]
         if self._folder is None or not training:
             return
@@ -101,7 +118,11 @@ class UploadTap:
             self._sent[message.metadata.message_id] = _Sent(self._rounds, *kept[id(content)], node)
 
     def record_replies(self, replies: Iterable[Message]) -> None:
-        """Keep the uploads among replies to the messages that were recorded."""
+        """Keep the uploads among replies to the messages that were recorded.
+
+        Args:
+            replies: Of clients; errors are added to ``failures``.
+        """
         for reply in replies:
             sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
             if reply.has_error():

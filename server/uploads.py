@@ -20,7 +20,11 @@ class UploadFolder:
     tensors: frozenset[str] = frozenset()  # to keep of every upload; empty keeps all
 
     def keep_weights(self, state: Mapping[str, Tensor]) -> str:
-        """Store weights unless they are there already; return their digest."""
+        """Store weights unless they are there already; return their digest.
+
+        Args:
+            state: The weights by name.
+        """
         digest = weights_digest(state)
         path = self._weights_path(digest)
         if not path.exists():
@@ -28,16 +32,27 @@ class UploadFolder:
         return digest
 
     def keep(self, upload: Upload) -> None:
-        """Store an upload, reduced to the tensors that are kept."""
-        kept = {name: tensor for name, tensor in upload.tensors.items() if not self.tensors or name in self.tensors}
-        replace(upload, tensors=kept).save(self.folder / record_name(upload.server_round, upload.node))
+        """Store an upload, reduced to the tensors of the folder.
+
+        Args:
+            upload: As it came.
+        """
+        tensors = {name: tensor for name, tensor in upload.tensors.items() if not self.tensors or name in self.tensors}
+        replace(upload, tensors=tensors).save(self.folder / record_name(upload.server_round, upload.node))
 
     def uploads(self) -> list[Upload]:
-        """Every upload, in the order of rounds and nodes."""
+        """Load every upload, in the order of rounds and nodes."""
         return [Upload.load(path) for path in sorted(self.folder.glob("round-*.safetensors"))]
 
     def weights(self, digest: str) -> dict[str, Tensor]:
-        """The weights with this digest; RecordError if they are not there, or are not what it says."""
+        """Load the weights with a digest.
+
+        Args:
+            digest: As ``keep_weights`` returned it.
+
+        Raises:
+            RecordError: If they are not there, or have another digest.
+        """
         state, _ = load_tensors(self._weights_path(digest))
         if weights_digest(state) != digest:
             raise RecordError(f"{self._weights_path(digest)} was changed: its content has another digest")

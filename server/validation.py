@@ -39,7 +39,11 @@ class Validation:
         self._measured: tuple[Mapping[str, Tensor], Accuracy] | None = None
 
     def accuracy(self, weights: Mapping[str, Tensor]) -> Accuracy:
-        """Top-1 accuracy of weights, which are not changed in place; those of the last call are not measured again."""
+        """Measure the Top-1 accuracy of weights; those of the last call are not measured again.
+
+        Args:
+            weights: The model's state by name; must not be changed in place.
+        """
         if self._measured is None or self._measured[0] is not weights:
             self._model.load_state_dict(dict(weights))
             measured = validate(self._model, self._pictures, self._recipe, self._on_skipped)

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fedmjp.benchmarks.leaderboard.board import board_of
-from fedmjp.benchmarks.leaderboard.entries import Board, Entry
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
@@ -138,7 +138,7 @@ def board(*rows: Row, **about: Any) -> Board:
     return board_of(ledger, trials, ENVIRONMENTS)
 
 
-def entry(*rows: Row, **about: Any) -> Entry:
+def entry(*rows: Row, **about: Any) -> BoardEntry:
     """The entry of the first cell."""
     return board(*rows, **about).entries[0]
 

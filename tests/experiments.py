@@ -17,7 +17,8 @@ from fedmjp.benchmarks.plan.planning import plan
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.running.engine import Engine
 from fedmjp.benchmarks.running.progress import RunProgress
-from fedmjp.benchmarks.running.runner import Recorder, Setup, run_experiment
+from fedmjp.benchmarks.running.runner import Recorder, run_experiment
+from fedmjp.benchmarks.running.workbench import Setup
 from fedmjp.benchmarks.uploads.direct import DirectUploads
 from fedmjp.benchmarks.uploads.source import FederatedRun, RecordedUploads
 from fedmjp.data.pictures import PictureEntry

@@ -8,11 +8,11 @@ from pydantic import TypeAdapter
 
 from fedmjp.benchmarks.leaderboard.entries import (
     Board,
+    BoardEntry,
     Cost,
     Difference,
-    Entry,
     Provenance,
-    Reported,
+    ReportedRow,
     Share,
     Standing,
     Statistics,
@@ -49,7 +49,7 @@ PROVENANCE = Provenance(
     last="2026-11-20T11:00:00+00:00",
 )
 REPORTED = (
-    Reported(
+    ReportedRow(
         source="Ren et al., CVPR 2023, Table 5",
         row="DeiT-S + MJP",
         model="DeiT-S",
@@ -62,7 +62,7 @@ REPORTED = (
         compares_with="deit_small",
         differs="trained weights, ImageNet validation pictures, scored as 8-bit PNG",
     ),
-    Reported(
+    ReportedRow(
         source="Ren et al., CVPR 2023, Table 5",
         row="ViT-B",
         model="ViT-B",
@@ -78,7 +78,9 @@ REPORTED = (
 )
 
 
-def sample_board(*, pictures: int = 20, models: Sequence[str] = tuple(MODELS), extra: Sequence[Entry] = ()) -> Board:
+def sample_board(
+    *, pictures: int = 20, models: Sequence[str] = tuple(MODELS), extra: Sequence[BoardEntry] = ()
+) -> Board:
     """Every model, defence, ratio, attack and setting under both threat models, then ``extra``."""
     random = np.random.default_rng(0)
     entries = [
@@ -112,7 +114,7 @@ def _cell(
     defended: tuple[str, float],
     attack: str,
     setting: Setting,
-) -> Entry:
+) -> BoardEntry:
     defence, ratio = defended
     shift = 0 if attack == "grey" else DEFENCES[defence] - 6 * ratio + 1.5 * (model == "deit_tiny")
     level = ATTACKS[attack] + shift
@@ -161,7 +163,7 @@ def _judged(role: str, defence: str, setting: Setting, level: float, refused: bo
     return ("reduced" if defence == "mjp" else "leaks"), "recovered more than a guess"
 
 
-def sample_entry(*, values: np.ndarray, defences: object, threat: ThreatModel, **given: Any) -> Entry:
+def sample_entry(*, values: np.ndarray, defences: object, threat: ThreatModel, **given: Any) -> BoardEntry:
     """An entry from its leakage per picture; other metrics follow from it, and what is told of its defences."""
     n = len(values)
     pipeline = pipeline_of(_DEFENCES.validate_python(defences))
@@ -200,10 +202,10 @@ def sample_entry(*, values: np.ndarray, defences: object, threat: ThreatModel, *
         "cost": Cost(attack_seconds=None, upload_bytes=None),
         "provenance": PROVENANCE,
     }
-    return Entry(**defaults | given)
+    return BoardEntry(**defaults | given)
 
 
-def nasty_entry() -> Entry:
+def nasty_entry() -> BoardEntry:
     """An entry whose names come from somebody who means ill, and whose numbers are far apart."""
     return sample_entry(
         id="nasty '\"><script>",
@@ -251,9 +253,9 @@ def _difference(mean: float, n: int) -> Difference:
     return Difference(mean=mean, low=mean - 0.4, high=mean + 0.4, p_value=0.00003 if abs(mean) > 1 else 0.21, n=n)
 
 
-def _standings(entries: Sequence[Entry]) -> list[Standing]:
+def _standings(entries: Sequence[BoardEntry]) -> list[Standing]:
     """Per table and defended model the strongest attack, the least leaking first."""
-    groups: dict[tuple[Any, ...], list[Entry]] = {}
+    groups: dict[tuple[Any, ...], list[BoardEntry]] = {}
     for one in entries:
         if one.role == "attack":
             version = one.setting.compared_with

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedmjp.benchmarks.folder.study import read_study
-from fedmjp.benchmarks.leaderboard.admission import AdmissionError, admit, submitted
+from fedmjp.benchmarks.leaderboard.admission import AdmissionError, admit, read_submitted
 from fedmjp.benchmarks.leaderboard.board import board_of
 from fedmjp.benchmarks.leaderboard.entries import SCHEMA_VERSION
 from fedmjp.benchmarks.leaderboard.plausible import impossible_figures, impossible_origin
@@ -87,7 +87,7 @@ def changed(path: str, value: object, content: dict | None = None) -> dict:
 def test_an_honest_entry_is_admitted_flagged_and_shown(folder):
     admitted = admit(write(folder, submission()), folder)[0]
     assert (admitted.origin, admitted.verdict, admitted.submitter.name) == ("submitted", "reduced", "A")
-    found = submitted(folder)
+    found = read_submitted(folder)
     assert found[0] == admitted
     assert [entry.origin for entry in found] == ["submitted"] * 4
     assert {found[0].floor, found[0].twin} == {found[1].id, found[2].id}
@@ -97,7 +97,7 @@ def test_submitted_entries_stand_apart_and_are_not_ranked(folder):
     admit(write(folder, submission()), folder)
     ledger, trials = ledger_of(ROWS)
     ours = board_of(ledger, trials, ENVIRONMENTS)
-    both = board_of(ledger, trials, ENVIRONMENTS, submitted=submitted(folder))
+    both = board_of(ledger, trials, ENVIRONMENTS, submitted=read_submitted(folder))
     assert both.entries[: len(ours.entries)] == ours.entries
     assert [each for each in both.standings if each.origin == "reproduced"] == list(ours.standings)
     assert {each.rank for each in both.standings if each.origin == "submitted"} == {None}
@@ -245,7 +245,7 @@ def test_a_tampered_file_is_named_and_left_out(folder, damage):
         text = path.read_text()
         path.write_text(text[:-40] if damage == "cut" else text.replace('"caveat": null', '"caveat": "fine"', 1))
     told: list[str] = []
-    assert submitted(folder, tell=told.append) == ()
+    assert read_submitted(folder, tell=told.append) == ()
     assert len(told) == 1
     assert "is left out" in told[0]
 
@@ -257,7 +257,7 @@ def test_consistent_tampering_is_caught_by_the_rules(folder):
     stored["submission"]["entries"][0]["verdict"] = "withstood"
     path.write_text(json.dumps(stored))
     told: list[str] = []
-    assert submitted(folder, tell=told.append) == ()
+    assert read_submitted(folder, tell=told.append) == ()
     assert "changed after" in told[0]
 
 
@@ -284,7 +284,7 @@ def test_several_third_parties_may_submit_the_same_floor_and_twin(folder):
 def test_what_each_defence_adds_is_computed_again(folder):
     (found, *_) = admit(write(folder, submission(*SEVERAL)), folder)
     assert {each.defence: round(each.difference.mean, 6) for each in found.marginal} == {"mjp": -35, "gaussian": -5}
-    assert [each.twin for each in found.marginal] == [entry.id for entry in submitted(folder)[4:2:-1]]
+    assert [each.twin for each in found.marginal] == [entry.id for entry in read_submitted(folder)[4:2:-1]]
 
 
 @pytest.mark.parametrize(

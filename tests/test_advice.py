@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedmjp.benchmarks.leaderboard.entries import Entry
+from fedmjp.benchmarks.leaderboard.entries import BoardEntry
 from fedmjp.benchmarks.report.advice import advice
 from fedmjp.benchmarks.report.tables import Report
 from fedmjp.benchmarks.report.texts import markdown_text
@@ -15,7 +15,7 @@ NOISY = ("mjp", "gaussian")
 UNPROTECTED = ": mjp at mask ratio 0.27 on deit_tiny (untrained) does not protect pictures that are shown again."
 
 
-def entry_of(threat: ThreatModel, values: list[float], **changes: object) -> Entry:
+def entry_of(threat: ThreatModel, values: list[float], **changes: object) -> BoardEntry:
     given = {
         "id": threat.digest() + str(changes), "model": "deit_tiny", "weights": "untrained", "defences": "mjp",
         "attack": "mjp_intersection", "role": "attack", "setting": Setting.C, "verdict": "leaks",
@@ -25,7 +25,7 @@ def entry_of(threat: ThreatModel, values: list[float], **changes: object) -> Ent
 
 
 @pytest.fixture
-def entries() -> list[Entry]:
+def entries() -> list[BoardEntry]:
     once, four = ThreatModel(), ThreatModel(uploads_per_picture=4)
     return [
         entry_of(once, [17.0, 18.0, 19.0, 30.0]),
@@ -37,7 +37,7 @@ def entries() -> list[Entry]:
     ]
 
 
-def test_it_says_what_comes_back_once_and_again_and_what_else_was_measured(entries: list[Entry]) -> None:
+def test_it_says_what_comes_back_once_and_again_and_what_else_was_measured(entries: list[BoardEntry]) -> None:
     once, again, instead = advice(sample_board(models=[], extra=entries))
     assert "mjp at mask ratio 0.27 on deit_tiny" in once
     assert "sees a picture once" in once
@@ -88,18 +88,18 @@ def test_an_attack_that_makes_nothing_of_more_uploads_is_said_to_have_failed() -
     assert "makes nothing" not in instead(0.5)
 
 
-def test_it_stands_at_the_top_of_the_page(entries: list[Entry]) -> None:
+def test_it_stands_at_the_top_of_the_page(entries: list[BoardEntry]) -> None:
     board = sample_board(models=[], extra=entries)
     text = markdown_text(Report(board))
     assert text.index("before a server that sees a picture once") < text.index("## Threat model")
 
 
-def test_without_several_uploads_nothing_is_said(entries: list[Entry]) -> None:
+def test_without_several_uploads_nothing_is_said(entries: list[BoardEntry]) -> None:
     assert advice(sample_board(models=[], extra=entries[:2])) == []
     assert advice(sample_board()) == []
 
 
-def test_a_battery_that_tried_several_defences_speaks_of_none(entries: list[Entry]) -> None:
+def test_a_battery_that_tried_several_defences_speaks_of_none(entries: list[BoardEntry]) -> None:
     """None of them is what the board is about; of one defence its pipelines may be on the board."""
     board = sample_board(models=[], extra=entries)
     tried = board.model_copy(update={"about": {**board.about, "battery": "standard 8"}})
@@ -112,7 +112,7 @@ def test_a_battery_that_tried_several_defences_speaks_of_none(entries: list[Entr
     assert advice(both.model_copy(update={"about": {**both.about, "battery": "standard 8"}})) == []
 
 
-def test_servers_that_change_weights_are_told_apart_from_honest_ones(entries: list[Entry]) -> None:
+def test_servers_that_change_weights_are_told_apart_from_honest_ones(entries: list[BoardEntry]) -> None:
     fishing = ThreatModel.parse({"batch_size": 8, "server": "class_fishing"})
     *_, instead = advice(sample_board(models=[], extra=[*entries, entry_of(fishing, [91.0, 92.0, 93.0, 94.0])]))
     assert "batches of 8, a server that changes weights (class_fishing): 4 of 4 exactly" in instead

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from fedmjp.benchmarks.leaderboard.board import board_of
-from fedmjp.benchmarks.leaderboard.entries import Board, entry_id, reported_in
+from fedmjp.benchmarks.leaderboard.entries import Board, entry_id, read_reported
 from fedmjp.benchmarks.leaderboard.pairing import Pairs
 from fedmjp.benchmarks.plan.experiment import AttackConfig, experiments_of
 from fedmjp.benchmarks.plan.planning import plan
@@ -59,7 +59,7 @@ def test_a_ledger_without_any_trial_gives_a_board():
 def test_json_comes_back_as_it_was_with_numbers_that_are_numbers():
     rows = [*whole(), Row(cell(defence="none", model="capped"), [200.0] * 8)]
     ledger, trials = ledger_of(rows)
-    found = board_of(ledger, trials, ENVIRONMENTS, reported=reported_in(["mjp_table5"]))
+    found = board_of(ledger, trials, ENVIRONMENTS, reported=read_reported(["mjp_table5"]))
     text = found.model_dump_json()
     assert Board.model_validate_json(text) == found
     assert not re.search(r"\b(NaN|-?Infinity)\b", text)
@@ -259,7 +259,7 @@ def test_about_is_the_manifest():
 
 
 def test_table_5_stands_as_printed():
-    rows = reported_in(["mjp_table5"])
+    rows = read_reported(["mjp_table5"])
     assert len(rows) == 10
     assert [row.setting for row in rows] == ["a"] * 4 + ["b"] * 4 + ["a", "c"]
     figures = {(row.model, row.setting): row for row in rows}
@@ -274,14 +274,14 @@ def test_table_5_stands_as_printed():
 def test_models_that_the_reported_rows_name_exist():
     from fedmjp.models.build import architecture
 
-    for row in reported_in(["mjp_table5"]):
+    for row in read_reported(["mjp_table5"]):
         if row.compares_with:
             architecture(row.compares_with)
 
 
 def test_an_unknown_table_is_named():
     with pytest.raises(UnknownNameError, match="Did you mean mjp_table5"):
-        reported_in(["mjp_table6"])
+        read_reported(["mjp_table6"])
 
 
 def test_summarising_leaves_the_keys_of_trials_alone(tmp_path):

@@ -16,9 +16,9 @@ from fedmjp.errors import ConfigError, FederationError
 from fedmjp.learning import ROBUST, Strategy
 from fedmjp.server import aggregation
 from fedmjp.server.aggregation import Aggregator
-from fedmjp.server.cohort import Client, bound_examples, parts_of
-from fedmjp.server.cohort import too_long as too_long_of
-from fedmjp.server.shelf import Shelf, Update
+from fedmjp.server.cohort import Client, bound_examples, measure_parts
+from fedmjp.server.cohort import find_long_updates as compare_parts
+from fedmjp.server.shelf import Shelf, StoredUpdate
 from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, METRICS
 from tests.federations import scenario_of
 
@@ -47,12 +47,12 @@ SENT = {ARRAYS: ArrayRecord({"w": WEIGHTS["w"]}), BUFFERS: ArrayRecord({"count":
 SHELF = Shelf()
 
 
-def kept(*replies: Message) -> list[Update]:
+def kept(*replies: Message) -> list[StoredUpdate]:
     return [SHELF.keep(message) for message in replies]
 
 
-def too_long(replies: Mapping[Client, Message], max_norm: float) -> dict[Client, str]:
-    return too_long_of({client: parts_of(message, SENT) for client, message in replies.items()}, max_norm)
+def find_long_updates(replies: Mapping[Client, Message], max_norm: float) -> dict[Client, str]:
+    return compare_parts({client: measure_parts(message, SENT) for client, message in replies.items()}, max_norm)
 
 
 def step(strategy: str, updates: np.ndarray, hostile: float = 0.3) -> np.ndarray:
@@ -159,28 +159,28 @@ def test_robust_strategies_need_three_updates_and_bounds_leave_the_median() -> N
 
 def test_who_is_too_long_is_named_with_the_reason() -> None:
     replies = {client: reply(HONEST[client]) for client in range(CLIENTS)}
-    assert too_long(replies, 10.0) == {}
+    assert find_long_updates(replies, 10.0) == {}
     for client in (1, 4, 7):
         replies[client] = reply(HONEST[client] * 1e4)
-    found = too_long(replies, 10.0)
+    found = find_long_updates(replies, 10.0)
     assert sorted(found) == [1, 4, 7]
     assert found[4].startswith("its update is ")
     assert found[4].endswith("times as long as is usual in its round; max_norm=10 allows 10 times")
-    assert too_long(replies, 0.0) == {}, "0 is no bound"
-    assert too_long({client: replies[client] for client in (0, 1)}, 10.0) == {}, "of two, nobody is odd"
+    assert find_long_updates(replies, 0.0) == {}, "0 is no bound"
+    assert find_long_updates({client: replies[client] for client in (0, 1)}, 10.0) == {}, "of two, nobody is odd"
 
 
 def test_one_tensor_and_one_buffer_can_be_too_long() -> None:
     small = {client: reply(HONEST[client], bias=torch.full((4,), 1e-5)) for client in range(4)}
     small[2] = reply(HONEST[2], bias=torch.full((4,), 0.02))
-    assert too_long(small, 10.0)[2].startswith("tensor 'bias' of its update is ")
-    assert list(too_long(small, 10.0)) == [2]
+    assert find_long_updates(small, 10.0)[2].startswith("tensor 'bias' of its update is ")
+    assert list(find_long_updates(small, 10.0)) == [2]
     counts = {client: reply(HONEST[client], count=10**9 if client == 1 else 8) for client in range(4)}
-    assert too_long(counts, 10.0) == {1: "the change of buffer 'count' is 1e+09 times as long as is usual in its "
-                                            "round; max_norm=10 allows 10 times"}  # fmt: skip
+    reason = "the change of buffer 'count' is 1e+09 times as long as is usual in its round; max_norm=10 allows 10 times"
+    assert find_long_updates(counts, 10.0) == {1: reason}
     still = int(WEIGHTS["count"])
     moved = {client: reply(HONEST[client], count=10**9 if client == 3 else still) for client in range(4)}
-    assert list(too_long(moved, 10.0)) == [3], "of the others no buffer moves at all"
+    assert list(find_long_updates(moved, 10.0)) == [3], "of the others no buffer moves at all"
 
 
 def test_pruned_updates_that_are_zero_elsewhere_are_honest() -> None:
@@ -188,7 +188,7 @@ def test_pruned_updates_that_are_zero_elsewhere_are_honest() -> None:
     for client in range(4):
         tensors = {f"t{other}": torch.zeros(40) for other in range(4)}
         pruned[client] = reply(np.zeros(40, np.float32), **{**tensors, f"t{client}": torch.ones(40)})
-    assert too_long(pruned, 10.0) == {}
+    assert find_long_updates(pruned, 10.0) == {}
 
 
 def test_numbers_of_pictures_that_nobody_knows_are_bounded() -> None:

@@ -21,7 +21,7 @@ from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.benchmarks.folder.output import OutputFolder
 from fedmjp.benchmarks.leaderboard.admission import AdmissionError, admit
 from fedmjp.benchmarks.leaderboard.board import board_of
-from fedmjp.benchmarks.leaderboard.entries import Board, Entry
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.plausible import impossible_figures
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
 from fedmjp.benchmarks.report.front import disclosed_answer
@@ -61,7 +61,7 @@ def chance(count: int, defence: object = "none", setting: str = "a") -> Row:
     return Row(guess, [0.0] * count, scores={"feature_error": 2.0, "label_accuracy": 0.0})
 
 
-def judged(*rows: Row) -> Entry:
+def judged(*rows: Row) -> BoardEntry:
     return board(*rows, metrics=METRICS).entries[0]
 
 
@@ -87,7 +87,7 @@ def test_one_exact_feature_is_a_leak_and_one_right_answer_is_none() -> None:
 def test_what_a_defence_leaves_of_the_features_decides_between_its_verdicts() -> None:
     plain, floors = telling("features", [1.0] * MANY), (chance(MANY), chance(MANY, "mjp", "c"))
 
-    def with_mjp(shares: Sequence[float], *, adapted: bool = True) -> Entry:
+    def with_mjp(shares: Sequence[float], *, adapted: bool = True) -> BoardEntry:
         return judged(telling("features", shares, "mjp", "c", adapted=adapted), plain, *floors)
 
     some = with_mjp([1.0, 0.0] * (MANY // 2))

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedmjp.server.aggregation import Aggregator
-from fedmjp.server.shelf import Shelf, Update
+from fedmjp.server.shelf import Shelf, StoredUpdate
 from fedmjp.wire import ARRAYS, BUFFERS, METRICS, REPORTED
 from tests.federations import scenario_of
 
@@ -40,7 +40,7 @@ def step(made: Aggregator, server_round: int, weights: dict[str, torch.Tensor]) 
 
 def replies(
     made: Aggregator, messages: Sequence[Message], weights: dict[str, torch.Tensor], move: float | None = None
-) -> list[Update]:
+) -> list[StoredUpdate]:
     found = []
     for client, message in enumerate(messages):
         message.metadata.__dict__["_message_id"] = str(client)

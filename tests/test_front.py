@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fedmjp.benchmarks.leaderboard import statistics
-from fedmjp.benchmarks.leaderboard.entries import Board, Entry
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.headline import server_name
 from fedmjp.benchmarks.report import numbers
 from fedmjp.benchmarks.report.citation import citation
@@ -31,7 +31,7 @@ README = Path(__file__).parents[1] / "README.md"
 ONCE, FOUR, BATCH = ThreatModel(), ThreatModel(uploads_per_picture=4), ThreatModel(batch_size=8)
 
 
-def entry_of(threat: ThreatModel, values: list[float], **changes: object) -> Entry:
+def entry_of(threat: ThreatModel, values: list[float], **changes: object) -> BoardEntry:
     given = {
         "id": threat.digest() + str(changes), "model": "deit_tiny", "weights": "untrained", "defences": "mjp",
         "attack": "mjp_intersection", "role": "attack", "setting": Setting.C, "verdict": "leaks",
@@ -57,7 +57,7 @@ WITH_MJP = "With mjp (mask ratio 0.27) on deit_tiny, a server recovers"
 NO_SUCH_ATTACK = "No attack that knows mjp was run."
 
 
-def board_of(*entries: Entry) -> Board:
+def board_of(*entries: BoardEntry) -> Board:
     return sample_board(models=[], extra=entries)
 
 
@@ -139,7 +139,7 @@ def test_an_interval_ends_at_all_only_where_all_came_back(recovered: int, of: in
         ((), NOTHING),
     ],
 )
-def test_the_answer_is_one_sentence(entries: tuple[Entry, ...], sentence: str) -> None:
+def test_the_answer_is_one_sentence(entries: tuple[BoardEntry, ...], sentence: str) -> None:
     assert answer(matrix(board_of(*entries))) == sentence
     assert sentence.replace("'", "&#39;") in page(Report(board_of(*entries)), None, {}, [])
 

@@ -20,7 +20,7 @@ from PIL import Image
 
 from fedmjp.benchmarks.campaign.file import read_campaign
 from fedmjp.benchmarks.federation.simulation import RunFolder
-from fedmjp.benchmarks.leaderboard.admission import admit, submitted
+from fedmjp.benchmarks.leaderboard.admission import admit, read_submitted
 from fedmjp.benchmarks.leaderboard.board import board_of
 from fedmjp.benchmarks.plan.experiment import Experiment
 from fedmjp.benchmarks.report.tables import Report
@@ -121,7 +121,7 @@ SUBMISSION = submission()
 @fuzzed
 @given(content=damaged(json.dumps(SUBMISSION).encode()) | changed(SUBMISSION))
 def test_an_entry_is_admitted_or_refused_and_takes_no_other_with_it(board_folder: Path, content: Any) -> None:
-    before = submitted(board_folder)
+    before = read_submitted(board_folder)
     path = board_folder.parent / "entry.json"
     path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     with within(SECONDS):
@@ -129,9 +129,9 @@ def test_an_entry_is_admitted_or_refused_and_takes_no_other_with_it(board_folder
             admitted = admit(path, board_folder)
         except FedmjpError as error:
             assert "\n" not in str(error)  # noqa: PT017
-            assert submitted(board_folder) == before
+            assert read_submitted(board_folder) == before
             return
-        after = submitted(board_folder)
+        after = read_submitted(board_folder)
         assert set(admitted) <= set(after) >= set(before)
         ledger, trials = ledger_of(ROWS)
         board = board_of(ledger, trials, ENVIRONMENTS, submitted=after)

@@ -28,7 +28,7 @@ build-backend = "hatchling.build"
 publisher = "nobody"
 [tool.flwr.app.components]
 serverapp = "clients.server:app"
-clientapp = "fedmjp.clients.app:app"
+clientapp = "clients.app:app"
 [tool.flwr.app.config]
 output = ""
 """

@@ -20,7 +20,8 @@ import torch
 from fedmjp.benchmarks.federation.guard import MODULE, PREFIX, SUPEREXEC, end_abandoned
 from fedmjp.benchmarks.folder.pictures import png_of, save_png
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
-from fedmjp.benchmarks.running.runner import Setup, run_local
+from fedmjp.benchmarks.running.runner import run_local
+from fedmjp.benchmarks.running.workbench import Setup
 from fedmjp.errors import FedmjpError, StoreError
 from fedmjp.files import PARTIAL
 from tests.experiments import Told, files, moved, rows, small_campaign

@@ -23,7 +23,8 @@ from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.running import ray_workers
 from fedmjp.benchmarks.running.engine import Job, StackResults
 from fedmjp.benchmarks.running.ray_workers import Assignment, StoredPictures, Worker, WorkerError
-from fedmjp.benchmarks.running.runner import Setup, run_local, run_ray
+from fedmjp.benchmarks.running.runner import run_local, run_ray
+from fedmjp.benchmarks.running.workbench import Setup
 from fedmjp.errors import BadInputError, ConfigError
 from tests import test_workers
 from tests.databases import PROCESSES

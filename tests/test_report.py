@@ -18,9 +18,9 @@ from PIL import Image
 from rich.console import Console
 
 from fedmjp.benchmarks import leaderboard, report
-from fedmjp.benchmarks.leaderboard.entries import Board, Difference, Entry, Marginal, Utility
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, Difference, Marginal, Utility
 from fedmjp.benchmarks.leaderboard.headline import headline
-from fedmjp.benchmarks.leaderboard.standings import standings, strongest
+from fedmjp.benchmarks.leaderboard.standings import rank_models, strongest
 from fedmjp.benchmarks.report import numbers
 from fedmjp.benchmarks.report.drawing import COLOURS, UNDEFENDED_COLOUR, styles
 from fedmjp.benchmarks.report.findings import LINES, NAIVE, findings
@@ -204,7 +204,7 @@ def noised_board() -> Board:
     levels = {"none": 80.0, "mjp": 30.0, "gaussian": 50.0, "mjp + gaussian": 20.0}
     levels |= {f"gaussian:noise={noise}": 40.0 for noise in range(1, 2 * len(COLOURS))}
 
-    def entry_of(label: str, **values: object) -> Entry:
+    def entry_of(label: str, **values: object) -> BoardEntry:
         return sample_entry(
             id=label, model="deit_tiny", weights="untrained", defences=label.split(" + "), attack="april",
             role="attack", setting="c" if "mjp" in label else "a", threat=THREATS[0], verdict="leaks", reason="",
@@ -219,7 +219,7 @@ def noised_board() -> Board:
     entries = [entry_of("mjp + gaussian", marginal=tuple(gains))]
     entries += [entry_of(label) for label in levels if label != "mjp + gaussian"]
     board = sample_board(models=[], extra=entries)
-    return board.model_copy(update={"standings": tuple(standings(board.entries))})
+    return board.model_copy(update={"standings": tuple(rank_models(board.entries))})
 
 
 def test_readers_find_the_rows_that_a_row_is_held_against(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_findings_say_for_each_defence_what_its_strongest_attack_recovers(board:
     assert line.endswith(NAIVE)
 
 
-def verdict_in(board: Board, entry: Entry) -> str:
+def verdict_in(board: Board, entry: BoardEntry) -> str:
     return next(one.verdict for one in board.standings if strongest(board, one) == entry)
 
 

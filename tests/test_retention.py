@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from fedmjp.benchmarks.plan.experiment import Keep
 from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, TrialPlan
 from fedmjp.benchmarks.running.retention import Retention, extremes
-from fedmjp.benchmarks.running.runner import Setup, run_local
+from fedmjp.benchmarks.running.runner import run_local
+from fedmjp.benchmarks.running.workbench import Setup
 from tests.experiments import Told, files, moved, rows, small_campaign
 
 

@@ -17,7 +17,8 @@ from fedmjp.benchmarks.folder.output import OutputFolder
 from fedmjp.benchmarks.plan.experiment import Experiment
 from fedmjp.benchmarks.plan.planning import plan
 from fedmjp.benchmarks.running.engine import Job, jobs
-from fedmjp.benchmarks.running.runner import Foreman, Setup, run_local
+from fedmjp.benchmarks.running.runner import Foreman, run_local
+from fedmjp.benchmarks.running.workbench import Setup
 from fedmjp.benchmarks.uploads import direct as direct_uploads
 from fedmjp.benchmarks.uploads.direct import DirectUploads, Memory
 from fedmjp.benchmarks.uploads.source import RecordedUploads, played

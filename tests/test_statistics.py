@@ -10,7 +10,7 @@ from scipy import stats
 
 from fedmjp.benchmarks.leaderboard.statistics import (
     RESAMPLES,
-    Sample,
+    UploadSample,
     difference,
     intervals,
     share,
@@ -24,8 +24,8 @@ def sample(n: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).gamma(2.0, 5.0, n)
 
 
-def alone(values) -> Sample:
-    return Sample.alone(np.asarray(values))
+def alone(values) -> UploadSample:
+    return UploadSample.alone(np.asarray(values))
 
 
 @pytest.mark.parametrize("n", [8, 50, 500])
@@ -149,7 +149,7 @@ def test_interval_over_uploads_of_unequal_sizes_is_that_of_scipy_for_a_ratio_of_
         rng=1,
     )
     expected = oracle.confidence_interval
-    found = intervals([Sample.of(values, TOGETHER)])[0]
+    found = intervals([UploadSample.of(values, TOGETHER)])[0]
     assert found == pytest.approx((expected.low, expected.high), abs=0.2 * oracle.standard_error)
     (low, high) = intervals([alone(list(values.values()))])[0]
     assert found[1] - found[0] > 1.3 * (high - low), "pictures of one upload are no evidence of their own"
@@ -158,8 +158,8 @@ def test_interval_over_uploads_of_unequal_sizes_is_that_of_scipy_for_a_ratio_of_
 def test_equal_pictures_of_an_upload_count_as_one_picture():
     levels = {str(upload): value for upload, value in enumerate(sample(9))}
     values = {f"{upload}-{place}": value for upload, value in levels.items() for place in range(8)}
-    repeated = Sample.of(values, {name: int(name[0]) for name in values})
-    once = Sample.of(levels, {})
+    repeated = UploadSample.of(values, {name: int(name[0]) for name in values})
+    once = UploadSample.of(levels, {})
     np.testing.assert_allclose(intervals([repeated]), intervals([once]), rtol=1e-5)
     measured = [difference(gains, None) for gains in (repeated, once)]
     assert measured[0].p_value == pytest.approx(measured[1].p_value, abs=1e-12)
@@ -177,7 +177,7 @@ def test_intervals_over_uploads_hold_the_true_mean_where_those_over_pictures_do_
     noise = draw.normal(7, 1, (240, 40)).repeat(8, axis=1) + draw.normal(0, 1, (240, 320))
     boards = [dict(zip(together, values, strict=True)) for values in noise.tolist()]
     hits = [
-        sum(low <= 7 <= high for low, high in intervals([Sample.of(values, units) for values in boards]))
+        sum(low <= 7 <= high for low, high in intervals([UploadSample.of(values, units) for values in boards]))
         for units in (together, {})
     ]
     assert hits[0] > 0.9 * 240

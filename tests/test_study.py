@@ -13,12 +13,12 @@ import pytest
 from pyarrow import parquet
 
 from fedmjp.benchmarks.folder.output import OutputFolder
+from fedmjp.benchmarks.folder.store import StudyTrials
 from fedmjp.benchmarks.folder.study import (
     DIGITS,
     ENVIRONMENTS,
     PLAN,
     TRIALS,
-    StudyTrials,
     keep_rows,
     open_results,
     read_study,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fedmjp.benchmarks.leaderboard.entries import Difference
-from fedmjp.benchmarks.leaderboard.standings import standings
+from fedmjp.benchmarks.leaderboard.standings import rank_models
 from fedmjp.benchmarks.leaderboard.verdicts import judge
 from fedmjp.errors import GAVE_UP
 from fedmjp.threat import ThreatModel
@@ -342,7 +342,7 @@ def test_ranks_are_per_version_compared_with_protocol_and_server():
     rows = [Row(cell(defence="none", **where), near(40)) for where in apart]
     guesses = grey("none"), grey("none", protocol="8bit"), grey("none", "b")
     assert [each.rank for each in board(*rows, *guesses).standings] == [1, 1, 1, 1]
-    assert standings(board(*rows).entries)[0].setting == "a"
+    assert rank_models(board(*rows).entries)[0].setting == "a"
 
 
 def test_defences_rank_beside_none_whether_they_shuffle_or_not():

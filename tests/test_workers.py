@@ -9,7 +9,8 @@ import pytest
 
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.running.engine import jobs
-from fedmjp.benchmarks.running.runner import Pace, Setup, run_local
+from fedmjp.benchmarks.running.runner import Pace, run_local
+from fedmjp.benchmarks.running.workbench import Setup
 from fedmjp.errors import StoreError
 from tests.experiments import Told, files, moved, rows, small_campaign
 from tests.processes import title

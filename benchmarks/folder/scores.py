@@ -23,7 +23,7 @@ from fedmjp.metrics import COLOUR, METRICS
 from fedmjp.texts import guard, unguard
 
 if TYPE_CHECKING:
-    from fedmjp.benchmarks.folder.study import StudyTrials
+    from fedmjp.benchmarks.folder.store import StudyTrials
 
 SCORES, MANIFEST = "scores.csv", "manifest.json"
 KIND = "attack"  # of the manifest
@@ -170,8 +170,7 @@ def read_scores(folder: Path) -> tuple[TrialPlan, StudyTrials]:
     """
     import pandas as pd  # noqa: PLC0415 (an attack does without)
 
-    from fedmjp.benchmarks.folder.store import frame_of  # noqa: PLC0415
-    from fedmjp.benchmarks.folder.study import StudyTrials  # noqa: PLC0415
+    from fedmjp.benchmarks.folder.store import StudyTrials, frame_of  # noqa: PLC0415
 
     rows, about = read_rows(folder / SCORES), _read_manifest(folder)
     try:

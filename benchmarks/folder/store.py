@@ -411,3 +411,23 @@ def _shown(url: URL) -> str:
 def _reason(error: Exception) -> str:
     """Give the driver's words in one line, without the statement that PostgreSQL quotes."""
     return " ".join(re.split(r"\nLINE \d+:", str(getattr(error, "orig", None) or error))[0].split())
+
+
+@dataclass(frozen=True)
+class StudyTrials:
+    """The trials of a published study."""
+
+    rows: "pd.DataFrame"
+    made_in: Mapping[str, dict[str, Any]]
+
+    def frame(self, keys: Collection[str] | None = None) -> "pd.DataFrame":
+        """Return trials as ``RecordedTrials`` has them.
+
+        Args:
+            keys: Of the trials; all if None.
+        """
+        return self.rows if keys is None else self.rows[self.rows["key"].isin(set(keys))].reset_index(drop=True)
+
+    def environments(self) -> dict[str, dict[str, Any]]:
+        """Return environments as ``RecordedTrials`` has them."""
+        return dict(self.made_in)

@@ -9,9 +9,8 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from pyarrow import parquet
 
 from fedmjp.benchmarks.folder.output import OutputFolder, write_json
 from fedmjp.benchmarks.folder.scores import holds_scores, read_scores
-from fedmjp.benchmarks.folder.store import TRIAL_COLUMNS, RecordedTrials, frame_of
+from fedmjp.benchmarks.folder.store import TRIAL_COLUMNS, RecordedTrials, StudyTrials, frame_of
 from fedmjp.benchmarks.plan.trial_plan import COLUMNS, TrialPlan, cells_as_json, cells_from_json
 from fedmjp.errors import OutputError
 from fedmjp.files import read_file, replacing, require_regular
@@ -39,26 +38,6 @@ ROWS = (
     "status", "error", "model", "defence", "mask_ratio", "attack", "setting", "protocol", "realised_ratio",
     "weights_sha256", "attack_seconds", "environment_sha256", "recorded_at",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class StudyTrials:
-    """The trials of a published study."""
-
-    rows: pd.DataFrame
-    made_in: Mapping[str, dict[str, Any]]
-
-    def frame(self, keys: Collection[str] | None = None) -> pd.DataFrame:
-        """Return trials as ``RecordedTrials`` has them.
-
-        Args:
-            keys: Of the trials; all if None.
-        """
-        return self.rows if keys is None else self.rows[self.rows["key"].isin(set(keys))].reset_index(drop=True)
-
-    def environments(self) -> dict[str, dict[str, Any]]:
-        """Return environments as ``RecordedTrials`` has them."""
-        return dict(self.made_in)
 
 
 def write_study(path: Path, plan: TrialPlan, store: RecordedTrials) -> None:

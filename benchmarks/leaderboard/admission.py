@@ -1,4 +1,4 @@
-"""Third parties' entries: admitted if their figures follow from their own data and their claim from our rules."""
+"""Third parties' entries: admitted if their figures follow from their data and their verdicts from the rules."""
 
 import json
 import warnings
@@ -10,8 +10,8 @@ import pandas as pd
 
 from fedmjp.benchmarks.folder.output import write_text
 from fedmjp.benchmarks.folder.study import holds_plan, holds_study
-from fedmjp.benchmarks.leaderboard.entries import Difference, Entry, Record, Submission, Submitter, entry_id
-from fedmjp.benchmarks.leaderboard.figures import Figures, judged, marginal_name
+from fedmjp.benchmarks.leaderboard.entries import BoardEntry, Difference, Record, Submission, Submitter, entry_id
+from fedmjp.benchmarks.leaderboard.figures import BoardFigures, judge_entries, marginal_name
 from fedmjp.benchmarks.leaderboard.measures import MEASURES, computable_metric, needed_metrics
 from fedmjp.benchmarks.leaderboard.pairing import Pairs
 from fedmjp.benchmarks.leaderboard.plausible import (
@@ -21,7 +21,7 @@ from fedmjp.benchmarks.leaderboard.plausible import (
     impossible_origin,
     odd_texts,
 )
-from fedmjp.benchmarks.leaderboard.statistics import Sample
+from fedmjp.benchmarks.leaderboard.statistics import UploadSample
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.benchmarks.plan.trial_plan import ABOUT
 from fedmjp.config import ModelConfig
@@ -47,8 +47,15 @@ class _Admitted(Record):
     submission: Submission
 
 
-def admit(entry_file: Path, board_folder: Path) -> tuple[Entry, ...]:
+def admit(entry_file: Path, board_folder: Path) -> tuple[BoardEntry, ...]:
     """Check a file that holds a ``Submission`` and put it beside a board, with all figures as computed here.
+
+    Args:
+        entry_file: The submission, as JSON.
+        board_folder: A folder of results.
+
+    Returns:
+        The admitted entries.
 
     Raises:
         ConfigError: If the file is not of that form.
@@ -72,11 +79,11 @@ def admit(entry_file: Path, board_folder: Path) -> tuple[Entry, ...]:
 
 
 def _refuse_duplicates(submission: Submission, board_folder: Path) -> None:
-    """What a submitter has measured is there once, whatever it is called, and is replaced on purpose only."""
-    there = [entry for entry in submitted(board_folder) if _is_of(submission.submitter, entry.submitter)]
-    known = {_measured(entry): entry for entry in there}
+    """Refuse an entry that its submitter already has on the board, under whatever campaign."""
+    present = [entry for entry in read_submitted(board_folder) if _is_of(submission.submitter, entry.submitter)]
+    former_entries = {_measured(entry): entry for entry in present}
     for entry in submission.entries:
-        former = known.get(_measured(entry))
+        former = former_entries.get(_measured(entry))
         if former is not None:
             raise AdmissionError(
                 f"{_named(entry)} is there already, as entry {former.id} of {submission.submitter.name}: to replace "
@@ -86,24 +93,26 @@ def _refuse_duplicates(submission: Submission, board_folder: Path) -> None:
         raise AdmissionError(f"{submission.entries[0].id}.json in {board_folder / SUBMITTED} is damaged: remove it")
 
 
-def _measured(entry: Entry) -> str:
-    """The same cell on the same pictures, in whichever campaign."""
+def _measured(entry: BoardEntry) -> str:
+    """Identify an entry by its cell and pictures, in whichever campaign."""
     return entry_id(entry.cell, "", entry.provenance.pictures_sha256, "submitted")
 
 
-def _is_of(submitter: Submitter, other: Submitter | None) -> bool:
-    return other is not None and any(
-        " ".join(getattr(submitter, name).casefold().split()) == " ".join(getattr(other, name).casefold().split())
+def _is_of(submitter: Submitter, candidate: Submitter | None) -> bool:
+    return candidate is not None and any(
+        " ".join(getattr(submitter, name).casefold().split()) == " ".join(getattr(candidate, name).casefold().split())
         for name in ("name", "contact")
     )
 
 
-def submitted(board_folder: Path, *, tell: Callable[[str], object] = warnings.warn) -> tuple[Entry, ...]:
-    """The entries that were admitted to a board, checked again.
+def read_submitted(board_folder: Path, *, tell: Callable[[str], object] = warnings.warn) -> tuple[BoardEntry, ...]:
+    """Read the entries that were admitted to a board, and check them again.
 
-    Files that were changed or damaged since are left out; ``tell`` gets a line for each.
+    Args:
+        board_folder: A folder of results.
+        tell: Gets a line for each file that was changed or damaged since, and is left out.
     """
-    entries: list[Entry] = []
+    entries: list[BoardEntry] = []
     for path in _files(board_folder):
         try:
             admitted = _Admitted.read(read_file(path, 2 * LARGEST))  # indented
@@ -132,7 +141,7 @@ def _parsed(path: Path) -> Submission:
     entries = content.get("entries") if isinstance(content, dict) else None
     for number, values in enumerate(entries if isinstance(entries, list) else [], start=1):
         try:
-            Entry.read(json.dumps(values))
+            BoardEntry.read(json.dumps(values))
         except ConfigError as error:
             raise ConfigError(f"{path}, entry {number}: {error}") from None
     try:
@@ -142,7 +151,7 @@ def _parsed(path: Path) -> Submission:
 
 
 def _checked(submission: Submission) -> Submission:
-    """The same with every figure, id and verdict as computed here."""
+    """Return the submission with every figure, id and verdict as computed here; refuse it if they differ."""
     claimed = {entry.cell: entry for entry in submission.entries}
     if len(claimed) < len(submission.entries):
         raise AdmissionError("two entries are of the same cell; merge or remove one")
@@ -152,7 +161,7 @@ def _checked(submission: Submission) -> Submission:
         _refuse(entry, _flat_ones(entry, flat))
         _refuse(entry, impossible_figures(entry))
         _refuse(entry, impossible_origin(entry))
-    figures = Figures(
+    figures = BoardFigures(
         ids={cell: _id(cell, entry, submission.submitter.name) for cell, entry in claimed.items()},
         pictures={cell: _scores(entry) for cell, entry in claimed.items()},
         worst={cell: {name: figure.worst for name, figure in entry.metrics.items()} for cell, entry in claimed.items()},
@@ -162,58 +171,59 @@ def _checked(submission: Submission) -> Submission:
     computed = []
     for cell, entry in claimed.items():
         derived = figures.of(cell) | {"origin": "submitted", "submitter": submission.submitter}
-        ours = entry.model_copy(update=derived)
-        _refuse(entry, _differences(entry, ours, figures.samples[cell]))
-        computed.append(ours)
+        computed_entry = entry.model_copy(update=derived)
+        _refuse(entry, _differences(entry, computed_entry, figures.samples[cell]))
+        computed.append(computed_entry)
         _refuse(entry, _against_references(cell, claimed, figures.pairs))
-    entries = judged(computed)
-    for theirs, ours in zip(submission.entries, entries, strict=True):
-        if theirs.verdict != ours.verdict:
+    entries = judge_entries(computed)
+    for claimed_entry, computed_entry in zip(submission.entries, entries, strict=True):
+        if claimed_entry.verdict != computed_entry.verdict:
             raise AdmissionError(
-                f"{_named(theirs)} claims {theirs.verdict!r}, but the rules say {ours.verdict!r}: {ours.reason}"
+                f"{_named(claimed_entry)} claims {claimed_entry.verdict!r}, but the rules say "
+                f"{computed_entry.verdict!r}: {computed_entry.reason}"
             )
     return submission.model_copy(update={"entries": tuple(entries)})
 
 
-def _scores(entry: Entry) -> pd.DataFrame:
-    """A row per picture; the columns that are needed also where no picture counts."""
+def _scores(entry: BoardEntry) -> pd.DataFrame:
+    """Tabulate scores, a row per picture; needed columns exist even where no picture counts."""
     names = dict.fromkeys([*entry.scores, *needed_metrics(entry.reveals)])
     return pd.DataFrame(entry.scores, columns=list(names), dtype=float)
 
 
-def _flat_ones(entry: Entry, flat: Set[tuple[str, str]]) -> Iterator[str]:
-    """Pictures that count in this entry, but are flat in another one of the same pictures, or in itself."""
+def _flat_ones(entry: BoardEntry, flat: Set[tuple[str, str]]) -> Iterator[str]:
+    """Yield pictures that count in this entry, but are flat in another of the same pictures, or in itself."""
     measure = MEASURES[entry.reveals]
     for name in entry.scores.get(measure.leakage, {}) if measure.colour_tells else ():
         if (entry.provenance.pictures_sha256, name) in flat:
             yield f"{name} counts, but is flat in another entry or in this one"
 
 
-def _against_references(cell: Cell, claimed: Mapping[Cell, Entry], pairs: Pairs) -> Iterator[str]:
-    """What an entry says against those that it is held against."""
+def _against_references(cell: Cell, claimed: Mapping[Cell, BoardEntry], pairs: Pairs) -> Iterator[str]:
+    """Yield what an entry contradicts in its references."""
     for reference in (pairs.floor(cell), pairs.twin(cell), *pairs.without_each(cell).values()):
         if reference is not None:
             yield from contradictions_with(claimed[cell], claimed[reference])
 
 
-def _refuse(entry: Entry, reasons: Iterable[str]) -> None:
+def _refuse(entry: BoardEntry, reasons: Iterable[str]) -> None:
     for reason in reasons:
         raise AdmissionError(f"{_named(entry)}: {reason}")
 
 
-def _id(cell: Cell, entry: Entry, submitter: str) -> str:
+def _id(cell: Cell, entry: BoardEntry, submitter: str) -> str:
     provenance = entry.provenance
     return entry_id(cell, f"{submitter} {provenance.campaign}", provenance.pictures_sha256, "submitted")
 
 
-def _contradictions(entry: Entry) -> Iterator[str]:
-    """What an entry says against itself or against what is known here, without computing anything."""
+def _contradictions(entry: BoardEntry) -> Iterator[str]:
+    """Yield what an entry says against itself or against known facts, without computing anything."""
     if entry.verdict == "refused":
         yield "an attack that was not run has nothing to show; leave the entry out"
-    given = entry.provenance
-    asked = ("campaign", "config_sha256", "data", "pictures_sha256", "weights_sha256", "seeds", "environments")
-    missing = [name for name in asked if not getattr(given, name)]
-    if missing or not all(given.environments):
+    provenance = entry.provenance
+    required = ("campaign", "config_sha256", "data", "pictures_sha256", "weights_sha256", "seeds", "environments")
+    missing = [name for name in required if not getattr(provenance, name)]
+    if missing or not all(provenance.environments):
         yield f"its provenance lacks {', '.join(missing or ['an environment'])}"
     yield from _of_defences(entry)
     yield from _of_attack(entry)
@@ -221,8 +231,8 @@ def _contradictions(entry: Entry) -> Iterator[str]:
     yield from _of_uploads(entry)
 
 
-def _of_scores(entry: Entry) -> Iterator[str]:
-    """Every metric has to be of the same pictures, and those have to be there that verdicts follow from."""
+def _of_scores(entry: BoardEntry) -> Iterator[str]:
+    """Yield metrics that are not of the same pictures, and lacking metrics that verdicts follow from."""
     measure, flat, seeds = MEASURES[entry.reveals], entry.flat or {}, entry.provenance.seeds
     for name in {**entry.scores, **entry.metrics}:
         if not computable_metric(name, entry.reveals):
@@ -246,10 +256,13 @@ def _of_scores(entry: Entry) -> Iterator[str]:
         )
 
 
-def _of_uploads(entry: Entry) -> Iterator[str]:
-    """Of how many pictures uploads are, its threat model says: which came together, it must say itself."""
-    together, behind = entry.together, entry.threat.isolated.pictures
-    if together and together.keys() != entry.scores.get(MEASURES[entry.reveals].leakage, {}).keys():
+def _of_uploads(entry: BoardEntry) -> Iterator[str]:
+    """Yield contradictions about which pictures were behind which upload.
+
+    The threat model gives the number of pictures per upload; ``together`` says which came in one.
+    """
+    upload_numbers, behind = entry.together, entry.threat.isolated.pictures
+    if upload_numbers and upload_numbers.keys() != entry.scores.get(MEASURES[entry.reveals].leakage, {}).keys():
         yield "together is not of the pictures with scores: name each of them, and no others"
     planned = entry.trials + entry.failures + entry.missing
     if entry.uploads * behind > planned:
@@ -258,50 +271,54 @@ def _of_uploads(entry: Entry) -> Iterator[str]:
             f"most, not of {entry.uploads}: say in together, by picture, the number of the upload that it was behind"
         )
     scored_once = entry.trials == entry.n + len(entry.flat or ())
-    largest = max(Counter(together.values()).values(), default=0)
+    largest = max(Counter(upload_numbers.values()).values(), default=0)
     if scored_once and largest > entry.threat.pictures:
         yield f"together names {largest} pictures of one upload, which is of {entry.threat.pictures}"
 
 
-def _of_defences(entry: Entry) -> Iterator[str]:
-    """What the clients did must not be told one way to pair cells, and another to show them."""
+def _of_defences(entry: BoardEntry) -> Iterator[str]:
+    """Yield contradictions between the defences by which cells are paired and those that are shown."""
     pipeline = entry.pipeline
-    seen = pipeline.of_stage("examples", "update", "aggregate").configs
-    if entry.threat.defences != seen:
-        named, made = (
-            " + ".join(config.text for config in configs) or NONE for configs in (entry.threat.defences, seen)
+    upload_defences = pipeline.of_stage("examples", "update", "aggregate").configs
+    if entry.threat.defences != upload_defences:
+        claimed, actual = (
+            " + ".join(config.text for config in configs) or NONE
+            for configs in (entry.threat.defences, upload_defences)
         )
-        yield f"its threat model names {named} on the uploads, but its defences make {made}"
+        yield f"its threat model names {claimed} on the uploads, but its defences make {actual}"
     if pipeline.shuffles is not (entry.setting.gradient_of is Picture.SHUFFLED):
-        done = "shuffle" if pipeline.shuffles else "do not shuffle"
-        yield f"its defences {done} the picture, which is not setting {entry.setting}"
+        shuffling = "shuffle" if pipeline.shuffles else "do not shuffle"
+        yield f"its defences {shuffling} the picture, which is not setting {entry.setting}"
     if entry.mask_ratio != pipeline.mask_ratio:
         yield f"its mask ratio is {entry.mask_ratio:g}, but that of its defences {pipeline.mask_ratio:g}"
 
 
-def _of_attack(entry: Entry) -> Iterator[str]:
-    """What we know of an attack, nobody may claim otherwise; references have to be ones that we know."""
+def _of_attack(entry: BoardEntry) -> Iterator[str]:
+    """Yield claims about an attack that differ from its registration; references must be registered."""
     from fedmjp.benchmarks.plan.experiment import AttackConfig  # noqa: PLC0415 (it brings torch)
     from fedmjp.models.build import blueprint  # noqa: PLC0415
 
     unseen = "so that nobody can see whether {} takes the defence into account; set adapted to false"
     try:
-        tried = AttackConfig.of_label(entry.attack)
+        config = AttackConfig.of_label(entry.attack)
     except UnknownNameError:
         if entry.role != "attack":
             yield f"{entry.attack!r} is no {entry.role} that is known here"
         elif entry.adapted:
             yield f"{entry.attack!r} is not known here, {unseen.format('it')}"
         return
-    made = tried.build()
-    for verb, known, claimed in (("has the role", made.role, entry.role), ("reveals", made.reveals, entry.reveals)):
-        if known != claimed:
-            yield f"{entry.attack} {verb} {known}, not {claimed}"
+    attack = config.build()
+    for verb, registered, claimed in (
+        ("has the role", attack.role, entry.role),
+        ("reveals", attack.reveals, entry.reveals),
+    ):
+        if registered != claimed:
+            yield f"{entry.attack} {verb} {registered}, not {claimed}"
     if not entry.adapted:
         return
     pipeline = entry.pipeline
     try:
-        knows = bool(entry.defences) and tried.adapted(
+        knows = bool(entry.defences) and config.adapted(
             pipeline, blueprint(pipeline.change_model(ModelConfig(name=entry.model))), entry.threat, entry.setting
         )
     except UnknownNameError:
@@ -311,11 +328,13 @@ def _of_attack(entry: Entry) -> Iterator[str]:
             yield f"{entry.attack} does not take the defence {entry.defence} into account"
 
 
-def _differences(theirs: Entry, ours: Entry, samples: Mapping[str, Sample]) -> Iterator[str]:
-    """Where claimed figures are not those that follow from the scores per picture."""
+def _differences(
+    submission_entry: BoardEntry, computed_entry: BoardEntry, samples: Mapping[str, UploadSample]
+) -> Iterator[str]:
+    """Yield claimed figures that do not follow from the scores per picture."""
     spreads = {name: float(sample.means.std() / len(sample.means) ** 0.5) for name, sample in samples.items()}
-    claims, figures = _figures(theirs), _figures(ours)
-    if theirs.exact is None:
+    claims, figures = _figures(submission_entry), _figures(computed_entry)
+    if submission_entry.exact is None:
         del figures["exact"]  # may be left out, because it follows
     for name in {**claims, **figures}:
         claim, figure = claims.get(name), figures.get(name)
@@ -327,12 +346,12 @@ def _differences(theirs: Entry, ours: Entry, samples: Mapping[str, Sample]) -> I
             tolerance = ROUNDING + (MONTE_CARLO * spreads.get(name, 0.0) if field in ("low", "high") else 0)
             if (value is None) != (claimed is None) or (value is not None and abs(value - claimed) > tolerance):
                 yield _off(f"{name} {field}", claimed, value)
-    if theirs.exposed != ours.exposed:
-        yield _off("exposed", theirs.exposed, ours.exposed)
+    if submission_entry.exposed != computed_entry.exposed:
+        yield _off("exposed", submission_entry.exposed, computed_entry.exposed)
 
 
-def _figures(entry: Entry) -> dict[str, Record | None]:
-    """As messages and samples name them."""
+def _figures(entry: BoardEntry) -> dict[str, Record | None]:
+    """Map figures by the names that messages and samples use."""
     return {
         **entry.metrics,
         "exact": entry.exact,
@@ -343,9 +362,9 @@ def _figures(entry: Entry) -> dict[str, Record | None]:
     }
 
 
-def _off(name: str, theirs: object, ours: object) -> str:
-    return f"{name} is {theirs}, but its scores per picture give {ours}"
+def _off(name: str, claimed: object, computed: object) -> str:
+    return f"{name} is {claimed}, but its scores per picture give {computed}"
 
 
-def _named(entry: Entry) -> str:
+def _named(entry: BoardEntry) -> str:
     return f"{entry.model}, {entry.defence}, {entry.attack}, setting {entry.setting}"

@@ -1,4 +1,4 @@
-"""From what the store says of each planned cell to judged entries."""
+"""Judged entries from the stored trials of each planned cell."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from fedmjp.benchmarks.folder.store import START_OVER
-from fedmjp.benchmarks.leaderboard.entries import FLAT, Cost, Entry, Provenance, Utility, entry_id
-from fedmjp.benchmarks.leaderboard.figures import Figures, judged
+from fedmjp.benchmarks.leaderboard.entries import FLAT, BoardEntry, Cost, Provenance, Utility, entry_id
+from fedmjp.benchmarks.leaderboard.figures import BoardFigures, judge_entries
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
@@ -27,8 +27,14 @@ TAKEN = (
 Environments = Mapping[str, dict[str, Any]]
 
 
-def entries_of(plan: TrialPlan, trials: pd.DataFrame, environments: Environments) -> list[Entry]:
-    """One judged entry per cell, in the order of the plan."""
+def build_entries(plan: TrialPlan, trials: pd.DataFrame, environments: Environments) -> list[BoardEntry]:
+    """Build one judged entry per cell, in the order of the plan.
+
+    Args:
+        plan: The plan of the cells.
+        trials: The store's trials, as ``Store.frame`` gives them.
+        environments: Environments of the trials, by digest.
+    """
     about, planned = plan.about, {cell: cell for cell in plan.cells}
     places = {cell: place for place, cell in enumerate(planned)}
     rows = plan.trials.merge(trials[list(TAKEN)], on="key", how="left", validate="one_to_one")
@@ -51,7 +57,7 @@ def entries_of(plan: TrialPlan, trials: pd.DataFrame, environments: Environments
     worst: dict[Any, dict[Any, float]] = extremes.to_dict("index")
     pictures = _by_place(means.droplevel(0), means.index.get_level_values(0), places)
     provenances = {cell: _provenance(cell_rows[cell], about, environments) for cell in places}
-    figures = Figures(
+    figures = BoardFigures(
         ids={
             cell: entry_id(cell, about["name"], provenance.pictures_sha256, "reproduced")
             for cell, provenance in provenances.items()
@@ -61,7 +67,7 @@ def entries_of(plan: TrialPlan, trials: pd.DataFrame, environments: Environments
         together={cell: _together(cell_rows[cell], counted.index) for cell, counted in pictures.items()},
         recognisable_at=about["recognisable_at"],
     )
-    return judged(
+    return judge_entries(
         _entry(
             planned[cell],
             cell_rows[cell],
@@ -74,13 +80,13 @@ def entries_of(plan: TrialPlan, trials: pd.DataFrame, environments: Environments
 
 
 def _by_place(table: pd.DataFrame, numbers: Any, places: Mapping[Cell, int]) -> dict[Cell, pd.DataFrame]:
-    """The rows of each cell, by the number of its place; one pass, however many cells there are."""
+    """Map each cell to its rows, by the number of its place; in one pass, however many cells there are."""
     parts = dict(iter(table.groupby(numbers, sort=False)))
     return {cell: parts.get(place, table.iloc[:0]) for cell, place in places.items()}
 
 
 def _together(rows: pd.DataFrame, counted: "pd.Index[str]") -> dict[str, int]:
-    """Of the pictures that count, the number of the upload that each was behind; nothing where no two shared one.
+    """Map counted pictures to the number of the upload that each was behind; empty where no two shared one.
 
     Uploads that share a picture, at several seeds or in several experiments, count as one.
     """
@@ -91,12 +97,12 @@ def _together(rows: pd.DataFrame, counted: "pd.Index[str]") -> dict[str, int]:
     nodes = upload.max() + 1
     edges = coo_array((np.ones(len(rows)), (picture, upload)), shape=(nodes, nodes))
     numbers = dict(zip(names, connected_components(edges, directed=False)[1].tolist(), strict=False))
-    together = {str(name): numbers[name] for name in counted}
-    return together if len(set(together.values())) < len(together) else {}
+    upload_numbers = {str(name): numbers[name] for name in counted}
+    return upload_numbers if len(set(upload_numbers.values())) < len(upload_numbers) else {}
 
 
 def _leakage(scores: pd.DataFrame, numbers: Any, metrics: Sequence[str]) -> "pd.Series[float]":
-    """What each row's cell is judged by: the metric at its number."""
+    """Return the leakage of each row: the metric that judges its cell, found by the cell's number."""
     leakage, judged_by = pd.Series(np.nan, index=scores.index), np.array(metrics, dtype=object)[numbers]
     for name in dict.fromkeys(metrics):
         leakage = leakage.mask(judged_by == name, scores[name])
@@ -104,17 +110,17 @@ def _leakage(scores: pd.DataFrame, numbers: Any, metrics: Sequence[str]) -> "pd.
 
 
 def _flat(rows: pd.DataFrame, colour: "pd.Series[float]") -> dict[int, dict[str, float] | None]:
-    """Of cells, by number: leakage of the pictures that one colour tells already; none if rows lack what says so."""
-    known: dict[int, dict[str, float] | None] = {}
+    """Map cells, by number, to the leakage of their flat pictures; None if rows do not say which are flat."""
+    flat: dict[int, dict[str, float] | None] = {}
     for place, flat_rows in rows[colour >= FLAT].groupby("cell"):
         means = flat_rows["leakage"].groupby(flat_rows["picture"]).mean()
-        known[cast(int, place)] = {str(name): float(value) for name, value in means.items()}
+        flat[cast(int, place)] = {str(name): float(value) for name, value in means.items()}
     unknown = rows.loc[rows["status"].eq("ok") & colour.isna(), "cell"]
-    return known | dict.fromkeys(unknown.tolist())
+    return flat | dict.fromkeys(unknown.tolist())
 
 
 def _scores(rows: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
-    """One column per metric; missing where it could not be computed, or the trial did not end well."""
+    """Tabulate scores, a column per metric; missing where not computed, or where the trial failed."""
     ok = rows["status"].eq("ok")
     records = [values if fine else {} for values, fine in zip(rows["scores"], ok, strict=True)]
     return pd.DataFrame(
@@ -123,7 +129,7 @@ def _scores(rows: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
 
 
 def _require_scores(rows: pd.DataFrame, scores: pd.DataFrame) -> None:
-    """RecordError if a finished trial has no leakage, or an infinite score."""
+    """Raise RecordError if a finished trial has no leakage, or an infinite score."""
     bad = (rows["status"].eq("ok") & rows["leakage"].isna()) | np.isinf(scores.to_numpy()).any(axis=1)
     if bad.any():
         key = rows.loc[bad, "key"].iloc[0]
@@ -136,11 +142,11 @@ def _entry(
     figures: Mapping[str, Any],
     utility: Utility | None,
     provenance: Provenance,
-) -> Entry:
+) -> BoardEntry:
     status = rows["status"].to_numpy(dtype=object)
     finished, failed = status == "ok", status == "failed"
     errors = rows.loc[failed, "error"].fillna("no message").value_counts() if failed.any() else pd.Series(dtype=int)
-    return Entry(
+    return BoardEntry(
         **planned.identity,
         **figures,
         defence=planned.defence,
@@ -160,9 +166,9 @@ def _entry(
     )
 
 
-def _utility(cell: Cell, known: Mapping[str, Mapping[str, Any]]) -> Utility | None:
+def _utility(cell: Cell, utilities: Mapping[str, Mapping[str, Any]]) -> Utility | None:
     labels = cell.pipeline.names_of_weights(cell.model)
-    return next((Utility.parse(known[label]) for label in labels if label in known), None)
+    return next((Utility.parse(utilities[label]) for label in labels if label in utilities), None)
 
 
 def _provenance(rows: pd.DataFrame, about: Mapping[str, Any], environments: Environments) -> Provenance:
@@ -176,18 +182,25 @@ def _provenance(rows: pd.DataFrame, about: Mapping[str, Any], environments: Envi
         weights_sha256=tuple(sorted(rows["weights_sha256"].dropna().unique())),
         seeds=tuple(sorted(map(int, rows["seed"].unique()))),
         environments=tuple(environments[digest] for digest in sorted(rows["environment_sha256"].dropna().unique())),
-        **span(rows["recorded_at"]),
+        **summarise_times(rows["recorded_at"]),
     )
 
 
-def span(recorded: "pd.Series[Any]") -> dict[str, str | None]:
-    """First and last time, UTC."""
+def summarise_times(recorded: "pd.Series[Any]") -> dict[str, str | None]:
+    """Return the first and the last time of trials, in UTC.
+
+    Args:
+        recorded: When each trial was recorded.
+
+    Returns:
+        ``first`` and ``last`` as ISO texts; None without trials.
+    """
     times = pd.to_datetime(recorded, utc=True).dropna()
     ends = {"first": times.min(), "last": times.max()}
     return {name: None if times.empty else time.isoformat(timespec="seconds") for name, time in ends.items()}
 
 
 def _mean(values: "pd.Series[Any]", of: npt.NDArray[np.bool_]) -> float | None:
-    known = values.to_numpy(dtype=np.float64)[of]
-    known = known[~np.isnan(known)]
-    return float(known.mean()) if len(known) else None
+    numbers = values.to_numpy(dtype=np.float64)[of]
+    numbers = numbers[~np.isnan(numbers)]
+    return float(numbers.mean()) if len(numbers) else None

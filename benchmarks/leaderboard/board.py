@@ -1,4 +1,4 @@
-"""From trials to the leaderboard, and its manifest: what one needs to know to repeat a run or to doubt it."""
+"""The leaderboard from trials, with its manifest: all that is needed to repeat a run or to doubt it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import pandas as pd
 
-from fedmjp.benchmarks.leaderboard.assembly import entries_of, span
-from fedmjp.benchmarks.leaderboard.entries import Board, Entry, Reported
+from fedmjp.benchmarks.leaderboard.assembly import build_entries, summarise_times
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, ReportedRow
 from fedmjp.benchmarks.leaderboard.listing import grouped
-from fedmjp.benchmarks.leaderboard.notes import notes
-from fedmjp.benchmarks.leaderboard.standings import standings
+from fedmjp.benchmarks.leaderboard.notes import collect_notes
+from fedmjp.benchmarks.leaderboard.standings import rank_models
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 
 MANIFEST_VERSION: Final = 2  # of the manifest's own form
@@ -22,35 +22,37 @@ def board_of(
     trials: pd.DataFrame,
     environments: Mapping[str, dict[str, Any]],
     *,
-    reported: Sequence[Reported] = (),
-    submitted: Sequence[Entry] = (),
+    reported: Sequence[ReportedRow] = (),
+    submitted: Sequence[BoardEntry] = (),
 ) -> Board:
-    """The leaderboard of a folder of results: every planned cell gets an entry, also without any trial.
+    """Build the leaderboard of a folder of results: every planned cell gets an entry, even without any trial.
 
     Args:
-        plan: What was planned.
-        trials: What the store has of it, as ``Store.frame`` gives it.
-        environments: What trials were run with, by digest, as ``Store.environments`` gives it.
+        plan: The plan of the folder.
+        trials: The store's trials, as ``Store.frame`` gives them.
+        environments: Environments of the trials, by digest, as ``Store.environments`` gives them.
         reported: Rows of papers to stand beside it.
         submitted: Entries by third parties to stand behind ours.
 
     Raises:
         RecordError: If a finished trial has no leakage, or a score that is no finite number.
     """
-    entries = (*entries_of(plan, trials, environments), *submitted)
+    entries = (*build_entries(plan, trials, environments), *submitted)
     return Board(
         **{name: plan.about[name] for name in ("name", "title", "question", "recognisable_at")},
-        metrics=tuple(dict.fromkeys([*plan.about["metrics"], *(name for one in submitted for name in one.metrics)])),
+        metrics=tuple(
+            dict.fromkeys([*plan.about["metrics"], *(name for entry in submitted for name in entry.metrics)])
+        ),
         entries=entries,
-        standings=tuple(standings(entries)),
+        standings=tuple(rank_models(entries)),
         reported=tuple(reported),
-        notes=tuple(notes(entries, plan.about, reported)),
+        notes=tuple(collect_notes(entries, plan.about, reported)),
         about=json.loads(json.dumps(_manifest(plan, trials, environments))),  # as it will be read again
     )
 
 
 def _manifest(plan: TrialPlan, trials: pd.DataFrame, environments: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Configuration, seeds, environments, digests: ``weights`` of the tensors that were sent, by model and defence."""
+    """Collect configuration, seeds, environments and digests; ``weights`` digests the tensors sent, by arm."""
     finished = trials[trials["status"] == "ok"]
     arms = (finished["model"] + "-" + finished["defence"]).to_list()
     return {
@@ -66,7 +68,7 @@ def _manifest(plan: TrialPlan, trials: pd.DataFrame, environments: Mapping[str, 
             "ok": len(finished),
             "failed": len(trials) - len(finished),
             "refused_cells": sum(planned.refusal is not None for planned in plan.cells),
-            **span(trials["recorded_at"]),
+            **summarise_times(trials["recorded_at"]),
         },
         # As recorded with the trials, not as found when this was rendered. More than one: a mixture.
         "environments": [environments[sha256] for sha256 in sorted(set(trials["environment_sha256"]))],

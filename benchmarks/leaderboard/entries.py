@@ -10,24 +10,23 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from fedmjp.attacks import Reveals, Role
 from fedmjp.benchmarks.plan.cells import IDENTITY, Cell
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.errors import ConfigError, UnknownNameError
 from fedmjp.metrics import RECOGNISABLE
 from fedmjp.metrics.protocol import Protocol
-from fedmjp.settings import Setting
+from fedmjp.settings import Reveals, Role, Setting
 from fedmjp.threat import ThreatModel
 
 SCHEMA_VERSION: Final = 4
-# Of pictures; ``fedmjp.benchmarks.leaderboard.measures`` has what else can be revealed.
+# For pictures; ``fedmjp.benchmarks.leaderboard.measures`` has the metrics of all else that can be revealed.
 LEAKAGE = "psnr"  # in dB against the private picture, higher reveals more; other metrics stand beside it
 FLAT = 25.0  # dB that a picture's own mean colour scores, from which on recovering it says nothing of an attack
 
 SHOWN = 3  # errors of a file that is read
 
-# What each means stands in fedmjp.benchmarks.report.legend. Not one of them says "private": no experiment can.
+# fedmjp.benchmarks.report.legend explains each. None of them says "private": no experiment can.
 Verdict = Literal[
     "leaks", "reduced", "withstood", "naive attack failed", "inconclusive", "no leak seen", "incomplete", "refused",
     "floor", "bound",
@@ -42,7 +41,10 @@ class Record(Config):
 
     @classmethod
     def read(cls, text: str | bytes) -> Self:
-        """Validate JSON by the letter: a number in quotes is none.
+        """Validate JSON strictly: a number in quotes is refused.
+
+        Args:
+            text: The JSON of one record.
 
         Raises:
             ConfigError: On unknown or missing keys, wrong types, values out of range; in one line.
@@ -51,7 +53,7 @@ class Record(Config):
             return cls.model_validate_json(text, strict=True)
         except ValidationError as error:
             details = error.errors(include_url=False)
-            # What is wrong besides is said of another form.
+            # Further faults concern another version's form.
             details = [detail for detail in details if detail["loc"][-1:] == ("schema_version",)] or details
             more = f"; and {len(details) - SHOWN} more" if len(details) > SHOWN else ""
             raise ConfigError("; ".join(cls._explain(dict(detail)) for detail in details[:SHOWN]) + more) from None
@@ -106,7 +108,7 @@ class Difference(Record):
 
 
 class Marginal(Record):
-    """What one defence of several adds: leakage of the cell minus that of ``twin``, the entry without it."""
+    """Contribution of one defence among several: leakage of the cell minus that of ``twin``, the entry without it."""
 
     defence: str
     twin: str
@@ -122,7 +124,7 @@ class Share(Record):
 
 
 class Utility(Record):
-    """What the model is worth: top-1 accuracy in percent, and where that number is from."""
+    """Usefulness of the model: top-1 accuracy in percent, and the source of that number."""
 
     top1: float = Field(ge=0, le=100)
     source: str
@@ -136,11 +138,11 @@ class Cost(Record):
 
 
 class Provenance(Record):
-    """Where an entry's numbers come from.
+    """Origin of an entry's numbers.
 
     ``pictures_sha256`` digests the sorted digests of the pictures; ``weights_sha256`` are those of the tensors that
     were sent; ``environments`` are versions, revision and hardware, one if all trials ran alike; times are UTC.
-    ``battery`` is the name and version of what was tried, where it was a battery.
+    ``battery`` is the name and version of the battery of attacks, where there was one.
     """
 
     campaign: str
@@ -156,30 +158,33 @@ class Provenance(Record):
 
 
 class Submitter(Record):
-    """Who answers for submitted entries."""
+    """Person who answers for submitted entries."""
 
     name: str = Field(min_length=1)
     contact: str = Field(min_length=1)
     link: str = Field(pattern=r"^https?://\S+$")
 
 
-class Entry(Record):
-    """One cell: what was attacked how, under which threat model, what came of it, and whence.
+class BoardEntry(Record):
+    """One cell: the attacked model and setting, the attack, its threat model, the figures and their provenance.
 
-    What ``Cell`` has, too, means the same here; ``defence`` is the label of ``defences``. ``n``
-    counts pictures with a score, ``trials`` and ``failures`` are finished and failed ones, ``missing`` those not run
-    yet. ``scores`` holds each metric's value per picture, the mean over its seeds: ``metrics`` and all that is said of
-    the cell follow from it. ``flat`` holds the PSNR of pictures of nearly one colour: they count in no figure, ``n``
-    included; none where it was not recorded which they are, and all count. ``together`` says of each picture with a
-    score which upload it was behind, by any number; uploads that share a picture have one number, and it is empty where
-    no two pictures share one. Intervals and tests are over uploads. ``exact`` is the share that is recovered with 40 dB
-    or more. ``over_floor`` compares with the grey guess, ``over_twin`` with the undefended twin:
-    the same model, attack, pictures, seeds and server where clients defend nothing, in setting a. ``exposed`` counts
-    pictures that are recognisable and at least 3 dB better than the guess. ``floor`` and ``twin`` are ids of entries.
+    Fields of ``Cell`` mean the same here; ``defence`` is the label of ``defences``.
 
-    All this is said of cells that reveal pictures: of features and labels, ``fedmjp.benchmarks.leaderboard.measures``
-    has
-    metrics, thresholds and guesses in place of these.
+    - ``n`` counts pictures with a score, ``trials`` and ``failures`` are finished and failed ones, ``missing`` those
+      not run yet.
+    - ``scores`` holds each metric's value per picture, the mean over its seeds: ``metrics`` and all other figures
+      follow from it.
+    - ``flat`` holds the PSNR of pictures of nearly one colour: they count in no figure, ``n`` included. It is None
+      where they were not recorded, and all pictures count.
+    - ``together`` maps each picture with a score to the number of its upload; uploads that share a picture have one
+      number. It is empty where no two pictures share one. Intervals and tests are over uploads.
+    - ``exact`` is the share that is recovered with 40 dB or more.
+    - ``over_floor`` compares with the grey guess, ``over_twin`` with the undefended twin: the same model, attack,
+      pictures, seeds and server where clients defend nothing, in setting a. ``floor`` and ``twin`` are ids of entries.
+    - ``exposed`` counts pictures that are recognisable and at least 3 dB better than the guess.
+
+    This holds for cells that reveal pictures. Features and labels have other metrics, thresholds and guesses:
+    see ``fedmjp.benchmarks.leaderboard.measures``.
     """
 
     schema_version: Literal[4] = SCHEMA_VERSION
@@ -232,32 +237,42 @@ class Entry(Record):
 
     @property
     def pipeline(self) -> Pipeline:
-        """The defences themselves, in order."""
+        """Return the defences as a pipeline, in order."""
         return pipeline_of(self.defences)
 
     @property
     def uploads(self) -> int:
-        """How many uploads the pictures with a score were behind."""
+        """Count the uploads that the pictures with a score were behind."""
         return len(set(self.together.values())) or self.n
 
     @property
     def server(self) -> ThreatModel:
-        """What the server would see of clients without defences: cells of one server are shown together."""
+        """Return the threat model without defences, by which cells of one server are grouped."""
         return self.threat.undefended
 
     @property
     def cell(self) -> Cell:
-        """What was attacked how, in which setting."""
+        """Return the cell that this entry describes."""
         return Cell(**{name: getattr(self, name) for name in IDENTITY})
 
 
 def entry_id(cell: Cell, campaign: str, pictures_sha256: str, origin: Origin) -> str:
-    """Sixteen hexadecimal digits that name an entry: the same cell on the same pictures, whatever came of it."""
+    """Derive an entry's id, the same for the same cell on the same pictures whatever its figures.
+
+    Args:
+        cell: The cell.
+        campaign: Name of the campaign.
+        pictures_sha256: Digest of the pictures.
+        origin: Whether it was measured here or submitted.
+
+    Returns:
+        Sixteen hexadecimal digits.
+    """
     configured = {"threat": cell.threat.digest(), "defences": [config.text for config in cell.defences]}
-    named = cell.identity | configured | {"campaign": campaign, "pictures": pictures_sha256, "origin": origin}
+    identity = cell.identity | configured | {"campaign": campaign, "pictures": pictures_sha256, "origin": origin}
     if cell.reveals == "pictures":
-        del named["reveals"]  # ids outlive fields of later
-    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]
+        del identity["reveals"]  # ids are older than this field
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Submission(Record):
@@ -265,7 +280,7 @@ class Submission(Record):
 
     schema_version: Literal[4] = SCHEMA_VERSION
     submitter: Submitter
-    entries: tuple[Entry, ...] = Field(min_length=1)
+    entries: tuple[BoardEntry, ...] = Field(min_length=1)
 
 
 class Standing(Record):
@@ -294,11 +309,11 @@ class Standing(Record):
 
     @property
     def server(self) -> ThreatModel:
-        """What the server would see of clients without defences."""
+        """Return the threat model without defences."""
         return self.threat.undefended
 
 
-class Reported(Record):
+class ReportedRow(Record):
     """One row of a paper's table, as printed there; never mixed with what was measured here."""
 
     source: str
@@ -314,18 +329,21 @@ class Reported(Record):
     differs: str
 
 
-_REPORTED = TypeAdapter(tuple[Reported, ...])
+_REPORTED = TypeAdapter(tuple[ReportedRow, ...])
 
 
-def reported_in(names: Iterable[str]) -> tuple[Reported, ...]:
-    """The rows of papers' tables, by name (``mjp_table5``).
+def read_reported(names: Iterable[str]) -> tuple[ReportedRow, ...]:
+    """Read the rows of papers' tables.
+
+    Args:
+        names: Names of tables, such as ``mjp_table5``.
 
     Raises:
         UnknownNameError: If there is no such table.
     """
     folder = resources.files(__package__).joinpath("reported")
     tables = {file.name.removesuffix(".json"): file for file in folder.iterdir()}
-    rows: list[Reported] = []
+    rows: list[ReportedRow] = []
     for name in names:
         if name not in tables:
             raise UnknownNameError("reported table", name, tables)
@@ -342,14 +360,18 @@ class Board(Record):
     question: str
     recognisable_at: float = RECOGNISABLE
     metrics: tuple[str, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[BoardEntry, ...]
     standings: tuple[Standing, ...]
-    reported: tuple[Reported, ...]
+    reported: tuple[ReportedRow, ...]
     notes: tuple[str, ...]
     about: dict[str, Any]
 
     def revealing(self, *kinds: Reveals) -> "Board":
-        """The part about attacks that reveal this."""
+        """Return the part of the board about attacks that reveal certain things.
+
+        Args:
+            kinds: The kinds of things.
+        """
         return self.model_copy(
             update={
                 "entries": tuple(entry for entry in self.entries if entry.reveals in kinds),
@@ -358,6 +380,6 @@ class Board(Record):
         )
 
     @cached_property
-    def by_id(self) -> dict[str | None, Entry]:
-        """The entries, to follow what they are held against."""
+    def by_id(self) -> dict[str | None, BoardEntry]:
+        """Map the id of each entry to it, to look up floors and twins."""
         return {entry.id: entry for entry in self.entries}

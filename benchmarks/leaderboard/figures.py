@@ -1,4 +1,4 @@
-"""What follows from scores per picture: the same for our own cells and for those that third parties submit."""
+"""Figures that follow from scores per picture: the same for our cells and for those that third parties submit."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Difference, Entry, Marginal, Share
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, BoardEntry, Difference, Marginal, Share
 from fedmjp.benchmarks.leaderboard.measures import MEASURES, Measure, Threshold
 from fedmjp.benchmarks.leaderboard.pairing import Pairs
-from fedmjp.benchmarks.leaderboard.statistics import Interval, Sample, difference, intervals, share, statistics
+from fedmjp.benchmarks.leaderboard.statistics import Interval, UploadSample, difference, intervals, share, statistics
 from fedmjp.benchmarks.leaderboard.verdicts import judge
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.metrics import metric
@@ -21,12 +21,16 @@ _Values = dict[str, float]  # by picture
 
 
 def marginal_name(label: str) -> str:
-    """How samples and messages name what one of several defences adds."""
+    """Name the difference that one of several defences makes, for samples and messages.
+
+    Args:
+        label: Label of the defence.
+    """
     return f"marginal of {label}"
 
 
 @dataclass(frozen=True)
-class Figures:
+class BoardFigures:
     """Figures of the cells of a board or a submission.
 
     ``ids`` are those of entries. ``pictures`` have a column per metric and a row per picture that has a leakage and
@@ -41,15 +45,15 @@ class Figures:
 
     @cached_property
     def pairs(self) -> Pairs:
-        """What each cell is held against."""
+        """Return the references of each cell."""
         return Pairs(list(self.pictures))
 
     @cached_property
-    def samples(self) -> dict[Cell, dict[str, Sample]]:
-        """Everything that has a mean with an interval, by name: metrics, and differences of leakage."""
+    def samples(self) -> dict[Cell, dict[str, UploadSample]]:
+        """Map each cell to the samples of its metrics and of its differences of leakage, by name."""
         return {
             cell: {
-                name: Sample.of(values, self.together[cell])
+                name: UploadSample.of(values, self.together[cell])
                 for name, values in (scores | self._over(cell)).items()
                 if values
             }
@@ -58,46 +62,56 @@ class Figures:
 
     @cached_property
     def _scores(self) -> dict[Cell, dict[str, _Values]]:
-        """By metric, of the pictures that have a value."""
+        """Map each cell to its scores by metric, of the pictures that have a value."""
         return {cell: _by_metric(pictures) for cell, pictures in self.pictures.items()}
 
     @cached_property
-    def _others(self) -> dict[Cell, dict[str, Cell]]:
-        """By the name of the difference, the cells that a cell is held against."""
-        others: dict[Cell, dict[str, Cell | None]] = {
+    def _reference_cells(self) -> dict[Cell, dict[str, Cell]]:
+        """Map each cell to its reference cells, keyed by the name of the difference."""
+        candidates: dict[Cell, dict[str, Cell | None]] = {
             cell: {
                 "over_floor": self.pairs.floor(cell),
                 "over_twin": self.pairs.twin(cell),
-                **{marginal_name(label): other for label, other in self.pairs.without_each(cell).items()},
+                **{marginal_name(label): reference for label, reference in self.pairs.without_each(cell).items()},
             }
             for cell in self.pictures
         }
         return {
-            cell: {name: other for name, other in named.items() if other is not None} for cell, named in others.items()
+            cell: {name: reference for name, reference in by_name.items() if reference is not None}
+            for cell, by_name in candidates.items()
         }
 
     def _over(self, cell: Cell) -> dict[str, _Values]:
-        """Leakage less that of each other cell, over the pictures that both have."""
+        """Subtract each reference's leakage from the cell's, over the pictures that both have."""
         measure = MEASURES[cell.reveals].leakage
         leakage = self._scores[cell][measure]
-        theirs = {name: self._scores[other][measure] for name, other in self._others[cell].items()}
+        reference_leakage = {
+            name: self._scores[reference][measure] for name, reference in self._reference_cells[cell].items()
+        }
         return {
             name: {picture: value - values[picture] for picture, value in leakage.items() if picture in values}
-            for name, values in theirs.items()
+            for name, values in reference_leakage.items()
         }
 
     @cached_property
     def _intervals(self) -> dict[tuple[Cell, str], Interval]:
-        """All are computed in one go."""
+        """Compute the intervals of all samples in one go."""
         flat = {(cell, name): values for cell, by_name in self.samples.items() for name, values in by_name.items()}
         return dict(zip(flat, intervals(list(flat.values())), strict=True))
 
     def of(self, cell: Cell) -> dict[str, Any]:
-        """The fields of the cell's entry that follow; a figure without pictures is none."""
+        """Compute the fields of a cell's entry that follow from its scores.
+
+        Args:
+            cell: A cell of these.
+
+        Returns:
+            Values by name of the field; a figure without pictures is None.
+        """
         measure = MEASURES[cell.reveals]
         scores = {name: values for name, values in self._scores[cell].items() if values}
-        floor, twin = (self._others[cell].get(name) for name in ("over_floor", "over_twin"))
-        seen = Threshold(LEAKAGE, self.recognisable_at) if cell.reveals == "pictures" else None
+        floor, twin = (self._reference_cells[cell].get(name) for name in ("over_floor", "over_twin"))
+        recognition = Threshold(LEAKAGE, self.recognisable_at) if cell.reveals == "pictures" else None
         return {
             "id": self.ids[cell],
             "n": len(self.pictures[cell]),
@@ -113,7 +127,7 @@ class Figures:
             "scores": scores,
             "together": dict(self.together[cell]),
             "exact": self._share(cell, measure.exact),
-            "recognisable": seen and self._share(cell, seen),
+            "recognisable": recognition and self._share(cell, recognition),
             "exposed": self._exposed(cell, measure),
             "over_floor": self._difference(cell, "over_floor"),
             "over_twin": self._difference(cell, "over_twin"),
@@ -126,12 +140,12 @@ class Figures:
         }
 
     def _share(self, cell: Cell, threshold: Threshold) -> Share | None:
-        """Share of pictures that pass."""
+        """Compute the share of the cell's pictures that pass a threshold."""
         n, uploads = len(self.pictures[cell]), len(set(self.together[cell].values())) or None
         return share(threshold.passed(self._scores[cell][threshold.metric].values()), n, uploads) if n else None
 
     def _exposed(self, cell: Cell, measure: Measure) -> int:
-        """How many pictures are exposed, and leak so much more than the guess."""
+        """Count the pictures that are exposed and leak enough more than the guess."""
         if measure.exposing is None:
             return 0
         values, over_floor = self._scores[cell][measure.exposing.metric], self._over(cell).get("over_floor", {})
@@ -151,8 +165,12 @@ def _by_metric(pictures: pd.DataFrame) -> dict[str, _Values]:
     }
 
 
-def judged(entries: Iterable[Entry]) -> list[Entry]:
-    """Entries with what the rules say of them; what was refused stays so."""
+def judge_entries(entries: Iterable[BoardEntry]) -> list[BoardEntry]:
+    """Apply the rules to entries: each gets its verdict and reason; a refused one keeps its own.
+
+    Args:
+        entries: Entries with figures, and with the ids of their floors and twins.
+    """
     by_id = {entry.id: entry for entry in entries}
     return [
         entry

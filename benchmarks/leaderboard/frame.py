@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Difference, Entry, Share, Statistics, Utility
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, BoardEntry, Difference, Share, Statistics, Utility
 from fedmjp.benchmarks.leaderboard.headline import server_name
 from fedmjp.benchmarks.leaderboard.standings import strongest
 from fedmjp.config import Config
@@ -48,7 +48,7 @@ def board_frame(board: Board) -> pd.DataFrame:
     return pd.concat([frame, pd.DataFrame(derived, index=ids, dtype=object)], axis=1)
 
 
-def _figures(entry: Entry, metrics: tuple[str, ...]) -> dict[str, Any]:
+def _figures(entry: BoardEntry, metrics: tuple[str, ...]) -> dict[str, Any]:
     provenance = entry.provenance.model_dump(mode="json", exclude={"environments"})
     exact = entry.exact
     return {
@@ -75,7 +75,7 @@ def _figures(entry: Entry, metrics: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _median(entry: Entry | None) -> float | None:
+def _median(entry: BoardEntry | None) -> float | None:
     """Return the median PSNR of a cell that reveals pictures and has a score."""
     return entry.metrics[LEAKAGE].median if entry and entry.exact and entry.reveals == "pictures" else None
 

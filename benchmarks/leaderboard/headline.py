@@ -2,7 +2,7 @@
 
 import math
 
-from fedmjp.benchmarks.leaderboard.entries import Entry
+from fedmjp.benchmarks.leaderboard.entries import BoardEntry
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
 from fedmjp.threat import OPTIMISERS, ThreatModel
 
@@ -10,7 +10,7 @@ NOTHING = (0.0, -math.inf)
 PLAIN = ThreatModel()
 
 
-def headline(entry: Entry) -> tuple[float, float]:
+def headline(entry: BoardEntry) -> tuple[float, float]:
     """Return what cells are ordered by: the share recovered exactly, then the middle of the leakage.
 
     Args:
@@ -24,7 +24,7 @@ def headline(entry: Entry) -> tuple[float, float]:
     return (entry.exact.share, getattr(entry.metrics[measure.leakage], measure.centre)) if entry.exact else NOTHING
 
 
-def exactly(entry: Entry) -> str:
+def exactly(entry: BoardEntry) -> str:
     """Count the pictures recovered exactly: ``12 of 46``.
 
     Args:
@@ -33,11 +33,11 @@ def exactly(entry: Entry) -> str:
     return f"{_count(entry)} of {entry.n}"
 
 
-def _count(entry: Entry) -> int:
+def _count(entry: BoardEntry) -> int:
     return round(entry.exact.share * entry.n) if entry.exact else 0
 
 
-def recovery(entry: Entry) -> str:
+def recovery(entry: BoardEntry) -> str:
     """Write the headline: ``12 of 46 exactly, median 20.1 dB``, ``12 of 64 exactly from 8 uploads, ...``.
 
     Args:
@@ -60,7 +60,7 @@ def count_uploads(number: int) -> str:
     return "1 upload" if number == 1 else f"{number} uploads"
 
 
-def pictures(entry: Entry) -> str:
+def pictures(entry: BoardEntry) -> str:
     """Count the pictures of a cell: ``64 pictures``, or ``64 pictures of 8 uploads`` where some came together.
 
     Args:

@@ -8,7 +8,12 @@ K = TypeVar("K", bound=Hashable)
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Items by what they have in common, groups and items in the order in which they come."""
+    """Group items by a key; groups and items keep the order in which they come.
+
+    Args:
+        items: The items.
+        key: Computes the key of an item.
+    """
     groups: dict[K, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -16,5 +21,10 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 def listed(parts: Sequence[str], last: str = "and") -> str:
-    """``a, b and c``; nothing of none."""
+    """Join parts into a list in words: ``a, b and c``; an empty text without parts.
+
+    Args:
+        parts: The parts.
+        last: The word before the last part.
+    """
     return f" {last} ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))

@@ -1,13 +1,13 @@
-"""What cells are judged by: a measure for each thing that attacks reveal, in units of its own."""
+"""Measures by which cells are judged: one for each thing that attacks reveal, in units of its own."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from fedmjp.attacks import Reveals
 from fedmjp.benchmarks.leaderboard.entries import LEAKAGE
 from fedmjp.benchmarks.leaderboard.statistics import gain_below, share_below
 from fedmjp.metrics import EXACT, RECOGNISABLE, metric
+from fedmjp.settings import Reveals
 
 EXACT_FEATURE = 1e-3  # feature_error up to which a feature counts as exact: float32 gradients leave less
 POINTS = 100  # percentage points of a share
@@ -20,7 +20,11 @@ class Threshold(NamedTuple):
     limit: float
 
     def passed(self, values: Iterable[float]) -> int:
-        """How many values of the metric pass."""
+        """Count the values that pass.
+
+        Args:
+            values: Values of the metric.
+        """
         higher = metric(self.metric).higher_leaks
         return sum(value >= self.limit if higher else value <= self.limit for value in values)
 
@@ -69,12 +73,16 @@ class Measure:
 
     @property
     def metrics(self) -> frozenset[str]:
-        """What is judged by."""
+        """Return the names of the metrics that judge a cell."""
         thresholds = [self.exact, *([self.exposing] if self.exposing else [])]
         return frozenset({self.leakage, *(threshold.metric for threshold in thresholds)})
 
     def amount(self, value: float) -> str:
-        """A difference of leakage: ``1 dB``."""
+        """Write a difference of leakage in the measure's unit: ``1 dB``.
+
+        Args:
+            value: The difference, unscaled.
+        """
         return f"{self.scale * value:g} {self.unit}"
 
 
@@ -137,11 +145,20 @@ MEASURES: dict[Reveals, Measure] = {
 
 
 def needed_metrics(reveals: Reveals) -> frozenset[str]:
-    """What cells that reveal this are judged by, and those that they may be the guess of."""
+    """Return the metrics that judge cells of a kind, and those of the cells that they may be the guess of.
+
+    Args:
+        reveals: The kind of thing that an attack reveals.
+    """
     guessed = {measure.leakage for measure in MEASURES.values() if reveals in measure.guesses}
     return MEASURES[reveals].metrics | guessed
 
 
 def computable_metric(name: str, reveals: Reveals) -> bool:
-    """Whether a metric says anything of what is revealed: who tells features tells labels."""
+    """Tell whether a metric can be computed from what is revealed: features tell labels, too.
+
+    Args:
+        name: The metric.
+        reveals: The kind of thing that an attack reveals.
+    """
     return reveals in MEASURES[metric(name).of].guesses

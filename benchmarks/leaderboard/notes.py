@@ -1,9 +1,9 @@
-"""What a board must not be read without."""
+"""Notes without which a board would be misread."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fedmjp.benchmarks.leaderboard.entries import FLAT, Entry, Reported
+from fedmjp.benchmarks.leaderboard.entries import FLAT, BoardEntry, ReportedRow
 from fedmjp.benchmarks.leaderboard.listing import listed
 from fedmjp.metrics import metric
 
@@ -19,18 +19,26 @@ STATISTICS = (
 )
 
 
-def notes(entries: Sequence[Entry], about: Mapping[str, Any], reported: Sequence[Reported]) -> list[str]:
-    """Those that apply to this board, each once."""
-    ours = [entry for entry in entries if entry.origin == "reproduced"]
+def collect_notes(
+    entries: Sequence[BoardEntry], about: Mapping[str, Any], reported: Sequence[ReportedRow]
+) -> list[str]:
+    """Collect the notes that apply to a board, each once.
+
+    Args:
+        entries: All cells of the board.
+        about: The plan's manifest.
+        reported: Rows of papers beside the board.
+    """
+    reproduced = [entry for entry in entries if entry.origin == "reproduced"]
     return [
         SETTINGS,
-        *_on_attacks(ours),
-        *_on_weights(ours),
-        *dict.fromkeys(_sentence(entry.caveat) for entry in ours if entry.caveat),
-        f"Protocol: {_names(entry.protocol for entry in ours)}, pictures in [0, 1]. {STATISTICS}",
-        *_on_pictures(about, ours),
-        *_on_trials(ours),
-        *_on_metrics(ours, about["metrics"]),
+        *_on_attacks(reproduced),
+        *_on_weights(reproduced),
+        *dict.fromkeys(_sentence(entry.caveat) for entry in reproduced if entry.caveat),
+        f"Protocol: {_names(entry.protocol for entry in reproduced)}, pictures in [0, 1]. {STATISTICS}",
+        *_on_pictures(about, reproduced),
+        *_on_trials(reproduced),
+        *_on_metrics(reproduced, about["metrics"]),
         *dict.fromkeys(
             f"Figures reported in {row.source} are as printed there; what they differ in from ours stands beside each "
             "row."
@@ -40,13 +48,13 @@ def notes(entries: Sequence[Entry], about: Mapping[str, Any], reported: Sequence
     ]
 
 
-def _on_attacks(entries: Sequence[Entry]) -> Iterator[str]:
+def _on_attacks(entries: Sequence[BoardEntry]) -> Iterator[str]:
     if any(entry.model.endswith("_april") for entry in entries):
         yield APRIL
     if any(entry.role == "bound" for entry in entries):
         yield BOUND
-    made = [defence for entry in entries if not entry.pipeline.shuffles for defence in entry.pipeline.defences]
-    if held_back := _names(defence.name for defence in made if defence.mask_ratio):
+    unshuffled = [defence for entry in entries if not entry.pipeline.shuffles for defence in entry.pipeline.defences]
+    if held_back := _names(defence.name for defence in unshuffled if defence.mask_ratio):
         yield f"In (a) nothing is shuffled: of {held_back} only the rest is done to the patches that would be."
     if alone := _names(entry.defence for entry in entries if entry.pipeline.marks == {"shuffled"}):
         yield f"{alone} shuffles and does nothing else: the control of what shuffling alone achieves."
@@ -59,7 +67,7 @@ def _on_attacks(entries: Sequence[Entry]) -> Iterator[str]:
         )
 
 
-def _on_weights(entries: Sequence[Entry]) -> Iterator[str]:
+def _on_weights(entries: Sequence[BoardEntry]) -> Iterator[str]:
     by_id = {entry.id: entry for entry in entries}
     untrained = {entry.model for entry in entries if entry.weights == "untrained"}
     if untrained:
@@ -74,7 +82,7 @@ def _on_weights(entries: Sequence[Entry]) -> Iterator[str]:
         yield f"The twin of {twinned} is an undefended model of other weights: the difference is that of both."
 
 
-def _on_pictures(about: Mapping[str, Any], entries: Sequence[Entry]) -> Iterator[str]:
+def _on_pictures(about: Mapping[str, Any], entries: Sequence[BoardEntry]) -> Iterator[str]:
     if flat := {name for entry in entries for name in entry.flat or ()}:
         alone = f"whose mean colour alone scores {FLAT:g} dB or more"
         yield f"Flat pictures, {len(flat)} here, {alone}, count in no figure and decide no verdict."
@@ -86,7 +94,7 @@ def _on_pictures(about: Mapping[str, Any], entries: Sequence[Entry]) -> Iterator
         yield f"{skipped} pictures of the data were skipped because they cannot be read; others took their places."
 
 
-def _on_trials(entries: Sequence[Entry]) -> Iterator[str]:
+def _on_trials(entries: Sequence[BoardEntry]) -> Iterator[str]:
     for attack, count in {entry.attack: entry.left_out for entry in entries if entry.left_out}.items():
         yield f"{attack} is not run on {count} pictures that its prior was made of."
     if failures := sum(entry.failures for entry in entries):
@@ -95,7 +103,7 @@ def _on_trials(entries: Sequence[Entry]) -> Iterator[str]:
         yield f"{missing} trials are not run yet."
 
 
-def _on_metrics(entries: Sequence[Entry], metrics: Sequence[str]) -> Iterator[str]:
+def _on_metrics(entries: Sequence[BoardEntry], metrics: Sequence[str]) -> Iterator[str]:
     ran = [entry for entry in entries if entry.n]
     for name in metrics:
         scored = [entry for entry in ran if (entry.reveals == "pictures") is (metric(name).of == "pictures")]
@@ -109,7 +117,7 @@ def _on_metrics(entries: Sequence[Entry], metrics: Sequence[str]) -> Iterator[st
 
 
 def _names(names: Iterable[str], last: str = "and") -> str:
-    """Each once, in alphabetical order."""
+    """Join different names in alphabetical order."""
     return listed(sorted(set(names)), last)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedmjp.benchmarks.leaderboard.entries import Board, Entry, Standing
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, Standing
 from fedmjp.benchmarks.leaderboard.headline import headline
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.leaderboard.verdicts import LEAKING, Judgement, gave_up
@@ -23,21 +23,29 @@ _SHARED = (
 )
 
 
-def standings(entries: Iterable[Entry]) -> list[Standing]:
-    """By server, version compared with and protocol: ranked ones, the least leaking first, then the others."""
+def rank_models(entries: Iterable[BoardEntry]) -> list[Standing]:
+    """Rank defended models by the strongest attack on each.
+
+    Args:
+        entries: Judged cells.
+
+    Returns:
+        Standings by server, version of the picture compared with, and protocol: the ranked ones first, the least
+        leaking at the top.
+    """
     groups = grouped((entry for entry in entries if entry.role == "attack"), _judged_together)
     tables = grouped(groups.values(), lambda group: _ranked_together(group[0]))
     return [standing for table in sorted(tables) for standing in _ranked(tables[table])]
 
 
-def strongest(board: Board, standing: Standing) -> Entry:
+def strongest(board: Board, standing: Standing) -> BoardEntry:
     """Return the entry that a standing is judged by.
 
     Args:
         board: The board of the standing.
         standing: The standing.
     """
-    # What is dear to compare comes last.
+    # Fields that are slow to compare come last.
     shared = ("model", "weights", "setting", "origin", "protocol", "reveals", "defences", "threat")
     return next(
         entry
@@ -46,43 +54,43 @@ def strongest(board: Board, standing: Standing) -> Entry:
     )
 
 
-def _judged_together(entry: Entry) -> tuple[Any, ...]:
-    """The attacks on one defended model, by one source."""
+def _judged_together(entry: BoardEntry) -> tuple[Any, ...]:
+    """Return the key that the attacks on one defended model, by one source, share."""
     source = (entry.origin, entry.submitter and entry.submitter.name, entry.provenance.campaign)
     return (*_ranked_together(entry), entry.setting, entry.model, entry.weights, entry.defences, *source)
 
 
-def _ranked_together(entry: Entry) -> tuple[str, str, str, str]:
-    """What one server would see without defences, what is revealed, and compared with which version of the picture.
+def _ranked_together(entry: BoardEntry) -> tuple[str, str, str, str]:
+    """Return the key of a ranking: server without defences, version compared with, protocol, what is revealed.
 
-    That is the picture itself in settings a and c, the shuffled one in b. So a defence that shuffles (c) stands beside
-    one that does not (a), and beside none.
+    The version is the picture itself in settings a and c, the shuffled one in b. So a defence that shuffles (c) stands
+    beside one that does not (a), and beside none.
     """
     return entry.server.sentence(), str(entry.setting.compared_with), entry.protocol, entry.reveals
 
 
-def _ranked(groups: Sequence[Sequence[Entry]]) -> list[Standing]:
-    """By headline; what prints the same shares a rank."""
+def _ranked(groups: Sequence[Sequence[BoardEntry]]) -> list[Standing]:
+    """Rank groups by headline; those that print the same share a rank."""
     judged = [_judged(group) for group in groups]
-    shown = [(_printed(strongest), standing) for standing, strongest in judged if _has_rank(standing, strongest)]
-    shown.sort(key=lambda pair: pair[0])
-    printed = [value for value, _ in shown]
-    first = [standing.model_copy(update={"rank": 1 + printed.index(value)}) for value, standing in shown]
+    ranked = [(_printed(strongest), standing) for standing, strongest in judged if _has_rank(standing, strongest)]
+    ranked.sort(key=lambda pair: pair[0])
+    printed = [value for value, _ in ranked]
+    first = [standing.model_copy(update={"rank": 1 + printed.index(value)}) for value, standing in ranked]
     return first + [standing for standing, strongest in judged if not _has_rank(standing, strongest)]
 
 
-def _printed(entry: Entry) -> tuple[float, float]:
+def _printed(entry: BoardEntry) -> tuple[float, float]:
     share, median = headline(entry)
     return share, round(median, 1)
 
 
-def _has_rank(standing: Standing, strongest: Entry) -> bool:
+def _has_rank(standing: Standing, strongest: BoardEntry) -> bool:
     return standing.origin == "reproduced" and standing.verdict in RANKED and strongest.n > 0
 
 
-def _judged(group: Sequence[Entry]) -> tuple[Standing, Entry]:
+def _judged(group: Sequence[BoardEntry]) -> tuple[Standing, BoardEntry]:
     strongest, measured = _by_strength(group)
-    verdict, reason = together(group)
+    verdict, reason = judge_model(group)
     standing = Standing(
         rank=None,
         **{name: getattr(strongest, name) for name in _SHARED},
@@ -95,20 +103,22 @@ def _judged(group: Sequence[Entry]) -> tuple[Standing, Entry]:
     return standing, strongest
 
 
-def _by_strength(group: Sequence[Entry]) -> tuple[Entry, list[Entry]]:
-    """The strongest attack, one that ran if any did; and those with a score, the strongest first."""
+def _by_strength(group: Sequence[BoardEntry]) -> tuple[BoardEntry, list[BoardEntry]]:
+    """Return the strongest attack, one that ran if any did, and those with a score, the strongest first."""
     ran = [entry for entry in group if entry.verdict != "refused"]
     measured = sorted((entry for entry in ran if entry.n), key=headline, reverse=True)
     return (measured or ran or group)[0], measured
 
 
-def together(group: Sequence[Entry]) -> Judgement:
-    """What follows of all attacks on one defended model: the strongest one's verdict, with four exceptions.
+def judge_model(group: Sequence[BoardEntry]) -> Judgement:
+    """Judge a defended model by all attacks on it: the strongest one's verdict, with four exceptions.
 
-    While attacks are incomplete, nothing is ranked: the strongest may be among them. One attack that
-    recovers more than a guess is a leak, whatever the others do. And a failure of attacks that do not
-    know the defence is theirs: it stands if one that takes the defence into account was withstood, too,
-    and none gave up.
+    While attacks are incomplete, nothing is ranked: the strongest may be among them. One attack that recovers more than
+    a guess is a leak, whatever the others do. And a failure of attacks that do not know the defence is theirs: it
+    stands if one that takes the defence into account was withstood, too, and none gave up.
+
+    Args:
+        group: The judged cells of the model, one for each attack.
     """
     strongest, measured = _by_strength(group)
     incomplete = [entry for entry in group if entry.verdict == "incomplete"]

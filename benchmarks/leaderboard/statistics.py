@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 Interval = tuple[float, float] | None
 
 
-class Sample(NamedTuple):
+class UploadSample(NamedTuple):
     """Values of pictures, and their sums and numbers over each upload; a picture that came alone is its own."""
 
     values: Floats
@@ -31,39 +31,55 @@ class Sample(NamedTuple):
     sizes: Floats
 
     @classmethod
-    def of(cls, values: Mapping[str, float], together: Mapping[str, int]) -> Self:
-        """Of values by picture, and the number of each one's upload; where ``together`` is empty, all came alone."""
-        if not together:
+    def of(cls, values: Mapping[str, float], upload_numbers: Mapping[str, int]) -> Self:
+        """Build a sample from named pictures.
+
+        Args:
+            values: Value of each picture, by name.
+            upload_numbers: Number of the upload that each picture was behind, by name; where empty, all came alone.
+        """
+        if not upload_numbers:
             return cls.alone(values.values())
-        _, places = np.unique([together[name] for name in values], return_inverse=True)
+        _, places = np.unique([upload_numbers[name] for name in values], return_inverse=True)
         pictures = np.fromiter(values.values(), np.float64)
         sums, sizes = np.bincount(places, pictures), np.bincount(places)
         return cls(pictures, sums.astype(np.float64), sizes.astype(np.float64))
 
     @classmethod
     def alone(cls, values: Iterable[float]) -> Self:
-        """Of pictures that each had an upload of its own."""
+        """Build a sample of pictures that each had an upload of its own.
+
+        Args:
+            values: A value per picture.
+        """
         pictures = np.fromiter(values, np.float64)
         return cls(pictures, pictures, np.ones(len(pictures)))
 
     @property
     def means(self) -> Floats:
-        """A value per upload."""
+        """Return the mean value of each upload (uploads,)."""
         return self.sums / self.sizes
 
 
-def intervals(samples: Sequence[Sample]) -> list[Interval]:
-    """95 % percentile bootstrap interval of each sample's mean over pictures, from uploads; none below two uploads.
+def intervals(samples: Sequence[UploadSample]) -> list[Interval]:
+    """Compute the 95 % percentile bootstrap interval of each sample's mean over pictures, resampling uploads.
 
-    Samples of the same uploads share their resamples: drawn once, from a seed, and multiplied with all of them
-    together. Of uploads of different sizes, a resample's mean is the sum over its pictures by their number.
+    Samples of the same uploads share their resamples: these are drawn once, from a seed, and multiplied with all
+    samples at once. With uploads of different sizes, a resample's mean is the sum over its pictures divided by their
+    number.
+
+    Args:
+        samples: The samples.
+
+    Returns:
+        Lower and upper bound for each sample, in order; None for a sample of fewer than two uploads.
     """
     ranges: list[Interval] = [None] * len(samples)
-    alike: dict[bytes, list[int]] = {}
+    indices_by_sizes: dict[bytes, list[int]] = {}
     for index, sample in enumerate(samples):
         if len(sample.sizes) > 1:
-            alike.setdefault(sample.sizes.tobytes(), []).append(index)
-    for places in alike.values():
+            indices_by_sizes.setdefault(sample.sizes.tobytes(), []).append(index)
+    for places in indices_by_sizes.values():
         bounds = _percentiles(np.stack([samples[index].sums for index in places]), samples[places[0]].sizes)
         for index, (low, high) in zip(places, bounds, strict=True):
             ranges[index] = (float(low), float(high))
@@ -71,7 +87,7 @@ def intervals(samples: Sequence[Sample]) -> list[Interval]:
 
 
 def _percentiles(sums: Floats, sizes: Floats) -> Floats:
-    """Bounds per row. Rows are centred first: single precision is then exact enough, and constants stay exact."""
+    """Compute bounds per row. Centred rows make single precision exact enough and keep constants exact."""
     count, n = sums.shape
     centres = sums.sum(axis=1, keepdims=True) / sizes.sum()
     centred = (sums - centres * sizes).astype(np.float32)
@@ -89,7 +105,14 @@ def _percentiles(sums: Floats, sizes: Floats) -> Floats:
 
 
 def statistics(values: Floats, interval: Interval, *, worst: float, higher_leaks: bool) -> Statistics:
-    """One metric over pictures; ``worst`` is the most revealing single trial."""
+    """Summarise one metric over pictures.
+
+    Args:
+        values: Value of each picture, the mean over its seeds (pictures,).
+        interval: Bounds of the mean, as ``intervals`` computes them.
+        worst: The most revealing value of a single trial.
+        higher_leaks: Whether higher values reveal more; decides on which side the 95th percentile lies.
+    """
     low, high = interval or (None, None)
     return Statistics(
         mean=float(values.mean()),
@@ -101,8 +124,13 @@ def statistics(values: Floats, interval: Interval, *, worst: float, higher_leaks
     )
 
 
-def difference(gains: Sample, interval: Interval) -> Difference:
-    """Paired differences, one per picture."""
+def difference(gains: UploadSample, interval: Interval) -> Difference:
+    """Summarise paired differences, one per picture.
+
+    Args:
+        gains: Leakage of the cell minus leakage of its reference.
+        interval: Bounds of their mean, as ``intervals`` computes them.
+    """
     low, high = interval or (None, None)
     return Difference(
         mean=float(gains.values.mean()), low=low, high=high, p_value=_p_value(gains.means), n=len(gains.values)
@@ -118,9 +146,13 @@ def _p_value(values: Floats) -> float | None:
 
 
 def signed_rank(values: Floats, alternative: Literal["two-sided", "less"] = "two-sided") -> float:
-    """P-value of Wilcoxon's signed-rank test with Pratt's zeros, exact up to 13 values.
+    """Compute the p-value of Wilcoxon's signed-rank test with Pratt's zeros, exact up to 13 values.
 
-    It is that of scipy, which tries the signs of few values with ties one by one: here it is all at once.
+    The result is that of scipy, which tries the signs of few values with ties one by one: here it is all at once.
+
+    Args:
+        values: Differences (n,).
+        alternative: Whether their centre may lie on either side of 0, or below it only.
     """
     n = len(values)
     if n > ENUMERATED:
@@ -133,35 +165,48 @@ def signed_rank(values: Floats, alternative: Literal["two-sided", "less"] = "two
 
 
 def gain_below(
-    leakage: Mapping[str, float], guess: Mapping[str, float], margin: float, together: Mapping[str, int]
+    leakage: Mapping[str, float], guess: Mapping[str, float], margin: float, upload_numbers: Mapping[str, int]
 ) -> float:
-    """P-value of the signed-rank test that uploads leak ``margin`` more than the guess, or more than that."""
+    """Compute the signed-rank p-value of the hypothesis that uploads leak at least ``margin`` over the guess.
+
+    Args:
+        leakage: Leakage of the attack, by picture.
+        guess: Leakage of the guess, by picture.
+        margin: Gain over the guess, in the unit of the leakage.
+        upload_numbers: Number of the upload that each picture was behind; where empty, all came alone.
+    """
     beyond = {name: value - guess[name] - margin for name, value in leakage.items() if name in guess}
-    return signed_rank(Sample.of(beyond, together).means, "less")
+    return signed_rank(UploadSample.of(beyond, upload_numbers).means, "less")
 
 
 def share_below(
-    leakage: Mapping[str, float], guess: Mapping[str, float], margin: float, together: Mapping[str, int]
+    leakage: Mapping[str, float], guess: Mapping[str, float], margin: float, upload_numbers: Mapping[str, int]
 ) -> float:
-    """P-value of the exact binomial test that a share ``margin`` of the pictures leak or more, guesses among them.
+    """Compute the binomial p-value of the hypothesis that at least a share ``margin`` of pictures leak.
 
-    Trials are uploads. Where some pictures of one leak, it counts by their share, between the whole numbers by the
-    incomplete beta function, which the binomial distribution is at these.
+    The test is exact and counts lucky guesses as leaks. Trials are uploads. Where some pictures of one leak, it counts
+    by their share; between the whole numbers the binomial distribution is continued by the incomplete beta function.
+
+    Args:
+        leakage: Leakage of the attack, by picture.
+        guess: Leakage of the guess, by picture.
+        margin: Gain over the guess, in the unit of the leakage.
+        upload_numbers: Number of the upload that each picture was behind; where empty, all came alone.
     """
     del guess  # what it has right as well counts as leaked: the test excludes less
-    leaked = Sample.of({name: float(value > 0) for name, value in leakage.items()}, together).means
+    leaked = UploadSample.of({name: float(value > 0) for name, value in leakage.items()}, upload_numbers).means
     hits, n = float(leaked.sum()), len(leaked)
     return float(stats.beta.sf(margin, hits + 1, n - hits)) if hits < n else 1.0
 
 
 @cache
 def share(hits: int, n: int, uploads: int | None = None) -> Share:
-    """Share of pictures with Wilson's interval.
+    """Compute a share of pictures with Wilson's interval.
 
     Args:
-        hits: How many.
-        n: Of how many pictures.
-        uploads: Behind how many uploads these were; by default each had its own. The interval is that of so many
+        hits: Number of pictures that count.
+        n: Number of pictures in all.
+        uploads: Number of uploads that these were behind; by default each had its own. The interval is that of so many
             trials: it takes pictures of one upload as wholly dependent, which is the cautious end.
     """
     trials, middle = uploads or n, hits / n

@@ -1,9 +1,9 @@
-"""What a cell's figures allow to say, rule by rule; of figures alone, so that anybody's entries can be judged again."""
+"""Verdicts that a cell's figures allow, rule by rule; from figures alone, so that any entry can be judged again."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fedmjp.benchmarks.leaderboard.entries import FLAT, Difference, Entry, Verdict
+from fedmjp.benchmarks.leaderboard.entries import FLAT, BoardEntry, Difference, Verdict
 from fedmjp.benchmarks.leaderboard.headline import recovery
 from fedmjp.benchmarks.leaderboard.measures import MEASURES, Measure
 from fedmjp.errors import GAVE_UP
@@ -22,40 +22,46 @@ class Judgement(NamedTuple):
     reason: str
 
 
-def judge(entry: Entry, floor: Entry | None, twin: Entry | None) -> Judgement:
-    """Verdict on an entry that was not refused; ``entry.verdict`` is not looked at. Flat pictures decide nothing."""
+def judge(entry: BoardEntry, floor: BoardEntry | None, twin: BoardEntry | None) -> Judgement:
+    """Judge an entry that was not refused; flat pictures decide nothing.
+
+    Args:
+        entry: A cell; its present verdict is ignored.
+        floor: The guess at the same pictures, if there is one.
+        twin: The same attack on clients without defences, if there is one.
+    """
     verdict, reason = next(_judgements(entry, floor, twin))
     if entry.flat:
-        named = "1 flat picture does" if len(entry.flat) == 1 else f"{len(entry.flat)} flat pictures do"
-        reason += f"; {named} not count"
+        flat_pictures = "1 flat picture does" if len(entry.flat) == 1 else f"{len(entry.flat)} flat pictures do"
+        reason += f"; {flat_pictures} not count"
     if entry.provenance.battery:
         reason += f"; battery {entry.provenance.battery}"
     return Judgement(verdict, reason)
 
 
-def _judgements(entry: Entry, floor: Entry | None, twin: Entry | None) -> Iterator[Judgement]:
-    """What the rules that apply say, in their order."""
+def _judgements(entry: BoardEntry, floor: BoardEntry | None, twin: BoardEntry | None) -> Iterator[Judgement]:
+    """Yield the judgements of all rules that apply, in their order: the first one counts."""
     figures = _figures(entry, floor, twin)
     if entry.role == "floor":
         yield Judgement("floor", f"a guess that uses nothing of the upload: {recovery(entry)}")
     if entry.role == "bound":
-        given = "was given more than any server sees, limits what attacks can reach"
-        yield Judgement("bound", f"{given}: {recovery(entry)}")
-    # What an attack cannot decide, it cannot decide tomorrow either: a result, of which nothing follows.
+        knowledge = "was given more than any server sees, limits what attacks can reach"
+        yield Judgement("bound", f"{knowledge}: {recovery(entry)}")
+    # An attack that gave up would give up again: this is a result, from which nothing follows.
     if gave_up(entry):
-        yield Judgement("inconclusive", f"{unfinished(entry)}: {entry.errors[0]}")
+        yield Judgement("inconclusive", f"{_explain_incomplete(entry)}: {entry.errors[0]}")
     # Nothing is said before all trials are there.
-    if reason := unfinished(entry):
+    if reason := _explain_incomplete(entry):
         yield Judgement("incomplete", reason)
-    # What one colour tells already, no attack is needed for.
+    # Pictures that their mean colour gives away need no attack.
     if not entry.n:
         yield Judgement("inconclusive", f"every picture is flat: its mean colour alone scores {FLAT:g} dB or more")
     # Without a guess on the same pictures, figures mean nothing.
     if floor is None:
         yield Judgement("inconclusive", f"{recovery(entry)}, and no guess to compare with")
-    elif unfinished(floor) or not _covers(entry.over_floor, entry):
+    elif _explain_incomplete(floor) or not _covers(entry.over_floor, entry):
         yield Judgement("inconclusive", f"{recovery(entry)}; the guess to compare with ({floor.attack}) is incomplete")
-    elif leaking(entry):
+    elif _leaks(entry):
         reduced = _reduction(entry, twin)
         yield Judgement("reduced", f"{figures}, {reduced}") if reduced else Judgement("leaks", figures)
     else:
@@ -68,8 +74,15 @@ def _judgements(entry: Entry, floor: Entry | None, twin: Entry | None) -> Iterat
     yield _withstood(entry, figures)
 
 
-def unfinished(entry: Entry) -> str | None:
-    """Why an entry is incomplete: trials are missing, too many failed, or there is none. None if it is complete."""
+def _explain_incomplete(entry: BoardEntry) -> str | None:
+    """Say why an entry is incomplete: trials are missing, too many failed, or there is none.
+
+    Args:
+        entry: A cell.
+
+    Returns:
+        The reason, or None if the entry is complete.
+    """
     planned = entry.trials + entry.failures + entry.missing
     if entry.missing:
         return f"{entry.missing} of {planned} trials are not run yet"
@@ -80,39 +93,53 @@ def unfinished(entry: Entry) -> str | None:
     return None if entry.n or entry.flat else "there are no trials"
 
 
-def gave_up(entry: Entry) -> bool:
-    """Whether all trials ran, and too many failed, which they would do again."""
+def gave_up(entry: BoardEntry) -> bool:
+    """Tell whether all trials ran and too many gave up, which they would do again.
+
+    Args:
+        entry: A cell.
+    """
     run = not entry.missing and entry.failures > TOLERATED * (entry.trials + entry.failures)
     return run and all(error.startswith(GAVE_UP) for error in entry.errors)
 
 
-def recovered(entry: Entry) -> bool:
-    """Whether the mean is more than a guess: by the measure's margin, its interval above 0, and p below 0.05."""
+def _exceeds_guess(entry: BoardEntry) -> bool:
+    """Tell whether an attack's mean leakage is more than that of a guess.
+
+    The difference has to reach the measure's margin, its interval to lie above 0, and p to be below 0.05.
+
+    Args:
+        entry: A cell.
+    """
     over = entry.over_floor
     if over is None or over.low is None or over.p_value is None:
         return False
     return over.mean >= MEASURES[entry.reveals].margin and over.low > 0 and over.p_value < SIGNIFICANT
 
 
-def leaking(entry: Entry) -> bool:
-    """More than a guess on average, or any picture exposed: a mean hides the victim."""
-    return recovered(entry) or entry.exposed > 0
+def _leaks(entry: BoardEntry) -> bool:
+    """Tell whether a cell leaks: more than a guess on average, or any picture exposed.
+
+    Args:
+        entry: A cell.
+    """
+    return _exceeds_guess(entry) or entry.exposed > 0
 
 
-def _reduction(entry: Entry, twin: Entry | None) -> str | None:
-    """How much less is recovered than without the defence, if interval and test of the difference both say less.
+def _reduction(entry: BoardEntry, twin: BoardEntry | None) -> str | None:
+    """Say how much less is recovered than without the defence, if interval and test both say less.
 
     The interval alone is too narrow for few uploads.
     """
     over = entry.over_twin
-    if over is None or twin is None or unfinished(twin) or not _covers(over, entry):
+    if over is None or twin is None or _explain_incomplete(twin) or not _covers(over, entry):
         return None
     below = over.high is not None and over.high < 0 and over.p_value is not None and over.p_value < SIGNIFICANT
     return f"a mean difference of {_with_interval(over, MEASURES[entry.reveals])}" if below else None
 
 
-def _doubts(entry: Entry, floor: Entry) -> Iterator[str]:
-    """Why a leak is not excluded, although no more than a guess was found: few uploads, or a wide interval.
+def _doubts(entry: BoardEntry, floor: BoardEntry) -> Iterator[str]:
+    """Yield why a leak is not excluded although the attack beat no guess: few uploads, or a wide interval.
 
     For few uploads the interval alone would exclude it too often, so that a test of its own has to, as well.
     """
@@ -126,23 +153,23 @@ def _doubts(entry: Entry, floor: Entry) -> Iterator[str]:
         yield f"; {measure.test} does not exclude {measure.amount(measure.margin)}"
 
 
-def _doubts_of_twin(entry: Entry, twin: Entry | None) -> Iterator[str]:
-    """Why nobody can say that the attack works without the defence."""
+def _doubts_of_twin(entry: BoardEntry, twin: BoardEntry | None) -> Iterator[str]:
+    """Yield why the attack is not known to work without the defence."""
     if twin is None:
         yield "; the same attack was not run without the defence"
-    elif unfinished(twin) or not _covers(entry.over_twin, entry):
+    elif _explain_incomplete(twin) or not _covers(entry.over_twin, entry):
         yield "; the cell without the defence is incomplete"
     elif twin.over_floor is None:
         yield "; no guess to compare the cell without the defence with"
-    elif not leaking(twin):
+    elif not _leaks(twin):
         yield ", where the attack recovers no more than a guess either"
 
 
-def _withstood(entry: Entry, figures: str) -> Judgement:
-    """The attack works without the defence, and with it recovers no more than a guess.
+def _withstood(entry: BoardEntry, figures: str) -> Judgement:
+    """Judge an attack that works without the defence, and with it recovers no more than a guess.
 
-    If it does not know the defence, that is its own failure and has a name of its own. So is it if it comes out worse
-    than the guess: an attack that knew what it met would have answered with the guess.
+    If the attack does not know the defence, that is its own failure and has a name of its own. So is it if it comes out
+    worse than the guess: an attack that knew what it met would have answered with the guess.
     """
     over = entry.over_floor
     if not entry.adapted:
@@ -153,20 +180,20 @@ def _withstood(entry: Entry, figures: str) -> Judgement:
     return Judgement("withstood", figures)
 
 
-def _covers(difference: Difference | None, entry: Entry) -> bool:
+def _covers(difference: Difference | None, entry: BoardEntry) -> bool:
     return difference is not None and difference.n >= COVERED * entry.n
 
 
-def _figures(entry: Entry, floor: Entry | None, twin: Entry | None) -> str:
-    """``0 of 8 exactly, median 12.8 dB; mean 0.3 dB over grey (-0.1 to 0.7); without the defence 8 of 8 ...``."""
-    said, measure = recovery(entry), MEASURES[entry.reveals]
+def _figures(entry: BoardEntry, floor: BoardEntry | None, twin: BoardEntry | None) -> str:
+    """Write the figures: ``0 of 8 exactly, median 12.8 dB; mean 0.3 dB over grey (-0.1 to 0.7); without ...``."""
+    sentence, measure = recovery(entry), MEASURES[entry.reveals]
     if entry.over_floor is not None and floor is not None:
-        said += f"; mean {_with_interval(entry.over_floor, measure, f' over {floor.attack}')}"
+        sentence += f"; mean {_with_interval(entry.over_floor, measure, f' over {floor.attack}')}"
     if entry.exposed and measure.exposure:
-        said += f"; {measure.exposure.format(count=entry.exposed, n=entry.n)}"
+        sentence += f"; {measure.exposure.format(count=entry.exposed, n=entry.n)}"
     if twin is not None and twin.exact:
-        said += f"; without the defence {recovery(twin)}"
-    return said
+        sentence += f"; without the defence {recovery(twin)}"
+    return sentence
 
 
 def _with_interval(difference: Difference, measure: Measure, over: str = "") -> str:

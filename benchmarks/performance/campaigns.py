@@ -44,7 +44,7 @@ import typer
 from fedmjp import provenance
 from fedmjp.benchmarks.folder.store import Store, Trial
 from fedmjp.benchmarks.leaderboard.board import board_of
-from fedmjp.benchmarks.leaderboard.entries import reported_in
+from fedmjp.benchmarks.leaderboard.entries import read_reported
 from fedmjp.benchmarks.performance.harness import Measurement, benchmark, proportional_memory
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
@@ -162,7 +162,7 @@ def leaderboard(
         store.put(synthetic_trials(plan, environment))
         frame, reading = timed(partial(store.frame, plan.trials["key"]))
         board, computing = timed(
-            lambda: board_of(plan, frame, store.environments(), reported=reported_in(["mjp_table5"]))
+            lambda: board_of(plan, frame, store.environments(), reported=read_reported(["mjp_table5"]))
         )
         store.close()
         written, writing = timed(partial(publish, board, folder, formats=FORMATS, pictures=None))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.base import showing_pictures
-from fedmjp.benchmarks.leaderboard.statistics import Sample, intervals, statistics
+from fedmjp.benchmarks.leaderboard.statistics import UploadSample, intervals, statistics
 from fedmjp.benchmarks.performance.harness import Measurement, benchmark
 from fedmjp.benchmarks.scripts import Pictures, load_unseen
 from fedmjp.config import ModelConfig
@@ -108,6 +108,6 @@ def _psnr(attack: str, uploads: list[Upload], model: VitClassifier, private: Ten
     values = metric("psnr").function(torch.cat([reconstruction.images for reconstruction in made]), private)
     decibels = np.asarray(values, dtype=float)
     figures = statistics(
-        decibels, intervals([Sample.alone(decibels)])[0], worst=float(decibels.max()), higher_leaks=True
+        decibels, intervals([UploadSample.alone(decibels)])[0], worst=float(decibels.max()), higher_leaks=True
     )
     return {name: None if value is None else round(value, 2) for name, value in figures.model_dump().items()}

@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from fedmjp.attacks import Reveals, Role
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.metrics.protocol import Protocol
-from fedmjp.settings import Setting
+from fedmjp.settings import Reveals, Role, Setting
 from fedmjp.threat import ThreatModel
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.headline import crops_title, exactly, headline, pictures, recovery
 from fedmjp.benchmarks.leaderboard.listing import grouped, listed
 from fedmjp.benchmarks.report import numbers
@@ -50,7 +50,7 @@ def advice(board: Board) -> list[str]:
     ]
 
 
-def _once(board: Board, fewest: Entry, where: str) -> str:
+def _once(board: Board, fewest: BoardEntry, where: str) -> str:
     naive = _strongest(
         entry
         for entry in board.entries
@@ -68,7 +68,7 @@ def _once(board: Board, fewest: Entry, where: str) -> str:
     )
 
 
-def _again(by_count: Sequence[Entry], where: str) -> str:
+def _again(by_count: Sequence[BoardEntry], where: str) -> str:
     said = [f"{exactly(entry)} after {_uploads(entry)}" for entry in by_count if _uploads(entry) > 1]
     most = by_count[-1]
     masks = " under other masks" if most.mask_ratio else ""
@@ -84,7 +84,7 @@ def _again(by_count: Sequence[Entry], where: str) -> str:
     )
 
 
-def _instead(board: Board, subject: str, others: Sequence[Entry]) -> str:
+def _instead(board: Board, subject: str, others: Sequence[BoardEntry]) -> str:
     ordered = sorted(others, key=lambda entry: (_uploads(entry), entry.n))
     protections = grouped(ordered, lambda entry: _protection(entry, subject))
     ascending = sorted(protections.items(), key=lambda item: max(map(headline, item[1])))
@@ -95,7 +95,7 @@ def _instead(board: Board, subject: str, others: Sequence[Entry]) -> str:
     return f"{opening}{against}: {'; '.join(said)}. What an attack does not recover is no evidence of protection."
 
 
-def _protection(entry: Entry, subject: str) -> str:
+def _protection(entry: BoardEntry, subject: str) -> str:
     """How a cell differs from the subject on gradients of single pictures."""
     server = entry.server
     parts = {
@@ -112,7 +112,7 @@ def _protection(entry: Entry, subject: str) -> str:
     return ", ".join(part for part, differs in parts.items() if differs)
 
 
-def _by_uploads(board: Board, entries: Sequence[Entry]) -> str:
+def _by_uploads(board: Board, entries: Sequence[BoardEntry]) -> str:
     """What comes back of one protection from most uploads, and where it is the attack that failed."""
     fewest, most = entries[0], entries[-1]
     count, guess = _uploads(most), board.by_id.get(most.floor)
@@ -124,29 +124,29 @@ def _by_uploads(board: Board, entries: Sequence[Entry]) -> str:
     return f"{recovery(most)}, from {count} {'upload' if count == 1 else 'uploads'}{failed}"
 
 
-def _is_evidence(entry: Entry) -> bool:
+def _is_evidence(entry: BoardEntry) -> bool:
     """An attack of ours that knows the defences, on what somebody would deploy."""
     known = entry.role == "attack" and entry.adapted and entry.origin == "reproduced"
     return known and entry.n > 0 and deployed(entry)
 
 
-def _is_plain(entry: Entry) -> bool:
+def _is_plain(entry: BoardEntry) -> bool:
     """Whether uploads are gradients of single pictures, whatever was done to them."""
     return entry.server == ThreatModel(uploads_per_picture=_uploads(entry))
 
 
-def _strongest(entries: Iterable[Entry]) -> list[Entry]:
+def _strongest(entries: Iterable[BoardEntry]) -> list[BoardEntry]:
     """The one that recovers most of each defence before each server."""
     return [max(group, key=headline) for group in grouped(entries, attrgetter("defences", "threat")).values()]
 
 
-def _uploads(entry: Entry) -> int:
+def _uploads(entry: BoardEntry) -> int:
     return entry.threat.uploads_per_picture
 
 
-def _decibels(entry: Entry | None) -> str:
+def _decibels(entry: BoardEntry | None) -> str:
     return f"{numbers.score(headline(entry)[1], LEAKAGE)} dB" if entry and entry.n else ""
 
 
-def _middle(entry: Entry) -> str:
+def _middle(entry: BoardEntry) -> str:
     return f"{_decibels(entry)} in the median of {pictures(entry)}"

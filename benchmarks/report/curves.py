@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedmjp.benchmarks.leaderboard.entries import Board, Entry
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.report.drawing import (
     CEILING_NOTE,
@@ -60,13 +60,13 @@ def mask_ratios(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
     ]
 
 
-def _lines(entries: Sequence[Entry]) -> dict[tuple[str, str], list[Entry]]:
+def _lines(entries: Sequence[BoardEntry]) -> dict[tuple[str, str], list[BoardEntry]]:
     """By defence and setting, along the mask ratio."""
     ordered = sorted(entries, key=lambda entry: entry.mask_ratio)
     return grouped(ordered, lambda entry: (entry.defence, str(entry.setting)))
 
 
-def _mask_ratio_figure(board: Board, server: ThreatModel, entries: Sequence[Entry]) -> Figure:
+def _mask_ratio_figure(board: Board, server: ThreatModel, entries: Sequence[BoardEntry]) -> Figure:
     system = (server, entries[0].model, entries[0].protocol)
     guesses = floors(entry for entry in board.entries if (entry.server, entry.model, entry.protocol) == system)
     scale = Scale("y", board.recognisable_at, [end for entry in entries for end in quartiles_of(entry)], guesses)
@@ -162,7 +162,7 @@ def upload_counts(board: Board) -> list[Plot]:
     ]
 
 
-def _one_attack(entries: Sequence[Entry]) -> list[Entry]:
+def _one_attack(entries: Sequence[BoardEntry]) -> list[BoardEntry]:
     """Those of the attack with most numbers of uploads, of these the strongest: a line is of one attack."""
     return max(
         grouped(entries, lambda entry: entry.attack).values(),
@@ -170,7 +170,7 @@ def _one_attack(entries: Sequence[Entry]) -> list[Entry]:
     )
 
 
-def _upload_count_figure(board: Board, entries: Sequence[Entry]) -> Figure:
+def _upload_count_figure(board: Board, entries: Sequence[BoardEntry]) -> Figure:
     figure = Figure(figsize=(NARROW_INCHES, 3.4))
     axes = figure.subplots()
     ordered = sorted(entries, key=lambda entry: (entry.mask_ratio, _uploads(entry)))
@@ -199,9 +199,9 @@ def _upload_count_figure(board: Board, entries: Sequence[Entry]) -> Figure:
     return figure
 
 
-def _counts(entries: Sequence[Entry]) -> list[int]:
+def _counts(entries: Sequence[BoardEntry]) -> list[int]:
     return sorted({_uploads(entry) for entry in entries})
 
 
-def _uploads(entry: Entry) -> int:
+def _uploads(entry: BoardEntry) -> int:
     return entry.threat.uploads_per_picture

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedmjp.benchmarks.leaderboard.entries import Board, Difference, Entry, Marginal, Share
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, Difference, Marginal, Share
 from fedmjp.benchmarks.leaderboard.headline import pictures
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
 from fedmjp.benchmarks.report import numbers
@@ -27,7 +27,7 @@ def environments_of(board: Board) -> list[dict[str, Any]]:
     return list({json.dumps(one, sort_keys=True): one for one in environments}.values())
 
 
-def _facts(entry: Entry) -> Facts:
+def _facts(entry: BoardEntry) -> Facts:
     cost, utility, unit = entry.cost, entry.utility, MEASURES[entry.reveals].unit
     seconds = numbers.seconds(cost.attack_seconds)
     pairs = [
@@ -54,7 +54,7 @@ def _facts(entry: Entry) -> Facts:
     return [(term, text) for term, text in pairs if text]
 
 
-def _difference(entry: Entry, gain: Difference | None) -> str | None:
+def _difference(entry: BoardEntry, gain: Difference | None) -> str | None:
     scale = MEASURES[entry.reveals].scale
     return numbers.difference(gain.mean, gain.low, gain.high, gain.p_value, scale) if gain else None
 
@@ -63,12 +63,12 @@ def _share(share: Share) -> str:
     return numbers.share(share.share, share.low, share.high)
 
 
-def _added(entry: Entry, gain: Marginal) -> str:
+def _added(entry: BoardEntry, gain: Marginal) -> str:
     added = _difference(entry, gain.difference) or "not measured"
     return f"{added}; entry without it: {gain.twin}"
 
 
-def _trials(entry: Entry) -> str:
+def _trials(entry: BoardEntry) -> str:
     parts = {
         f"{entry.trials} finished over {pictures(entry)}": True,
         f"{entry.failures} failed": True,
@@ -78,7 +78,7 @@ def _trials(entry: Entry) -> str:
     return ", ".join(part for part, applies in parts.items() if applies)
 
 
-def _provenance(entry: Entry, environments: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+def _provenance(entry: BoardEntry, environments: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     source = entry.provenance
     if entry.submitter:
         yield "Submitted by", f"{entry.submitter.name}, {entry.submitter.link}"

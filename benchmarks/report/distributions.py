@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.headline import headline
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.report.drawing import (
@@ -66,7 +66,7 @@ def distributions(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
     ]
 
 
-def _figure(board: Board, entries: Sequence[Entry]) -> Figure:
+def _figure(board: Board, entries: Sequence[BoardEntry]) -> Figure:
     tried = [entry for entry in entries if entry.role == "attack"]
     drawn = styles_of(board, tried)
     labels = _labels(tried, list(drawn))
@@ -101,7 +101,7 @@ def _figure(board: Board, entries: Sequence[Entry]) -> Figure:
     return figure
 
 
-def _label(entry: Entry) -> _Label:
+def _label(entry: BoardEntry) -> _Label:
     return _Label(entry.defence, entry.mask_ratio, entry.attack)
 
 
@@ -111,7 +111,7 @@ def _text(label: _Label) -> str:
     return plain(defence_name(label.defence)) + (f", {label.mask_ratio:g}" if label.mask_ratio else "")
 
 
-def _labels(attacks: Sequence[Entry], defences: Sequence[str]) -> list[_Label]:
+def _labels(attacks: Sequence[BoardEntry], defences: Sequence[str]) -> list[_Label]:
     """Rows grouped by defence and ratio under a heading, the strongest attack of each group first."""
     strongest_first = sorted(attacks, key=headline, reverse=True)
     labels = dict.fromkeys(_label(entry) for entry in strongest_first)
@@ -123,7 +123,7 @@ def _labels(attacks: Sequence[Entry], defences: Sequence[str]) -> list[_Label]:
     ]
 
 
-def _dots(axes: Axes, place: int, entry: Entry, style: Style) -> None:
+def _dots(axes: Axes, place: int, entry: BoardEntry, style: Style) -> None:
     """Strokes without length under round caps, as one line, which is one element of the picture."""
     ordered = sorted(map(capped, entry.scores[LEAKAGE].values()))
     count = min(DOTS, len(ordered))
@@ -136,7 +136,7 @@ def _dots(axes: Axes, place: int, entry: Entry, style: Style) -> None:
     axes.plot([median, median], [place - 0.38, place + 0.38], color=style.colour, linewidth=2.2, solid_capstyle="butt")
 
 
-def _bound(axes: Axes, entry: Entry, labels: Sequence[_Label]) -> None:
+def _bound(axes: Axes, entry: BoardEntry, labels: Sequence[_Label]) -> None:
     """Across the rows of the defence that it belongs to."""
     rows = [place for place, label in enumerate(labels) if label[:2] == _label(entry)[:2]]
     if rows:

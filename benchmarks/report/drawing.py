@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.leaderboard.standings import strongest
 from fedmjp.benchmarks.report import numbers
@@ -85,23 +85,23 @@ def styles(board: Board) -> dict[str, Style]:
     return by_label
 
 
-def judging(board: Board, server: ThreatModel) -> list[Entry]:
+def judging(board: Board, server: ThreatModel) -> list[BoardEntry]:
     """The strongest attack on each model with its defences, per setting; those with a score."""
     entries = [strongest(board, standing) for standing in board.standings if standing.server == server]
     return [entry for entry in entries if entry.n]
 
 
-def by_model(entries: Iterable[Entry]) -> list[list[Entry]]:
+def by_model(entries: Iterable[BoardEntry]) -> list[list[BoardEntry]]:
     """Entries of one model with one set of weights each, scored alike."""
     return list(grouped(entries, lambda entry: (entry.model, entry.weights, entry.protocol)).values())
 
 
-def name_of(entry: Entry) -> str:
+def name_of(entry: BoardEntry) -> str:
     """Model, weights and protocol."""
     return f"{entry.model} ({numbers.weights(entry.weights)}, scored as {entry.protocol})"
 
 
-def floors(entries: Iterable[Entry]) -> dict[str, float]:
+def floors(entries: Iterable[BoardEntry]) -> dict[str, float]:
     """Median leakage of the grey guess, by setting."""
     return {str(entry.setting): entry.metrics[LEAKAGE].median for entry in entries if entry.role == "floor" and entry.n}
 
@@ -122,7 +122,7 @@ def capped(value: float) -> float:
     return min(value, CEILING)
 
 
-def quartiles_of(entry: Entry) -> list[float]:
+def quartiles_of(entry: BoardEntry) -> list[float]:
     """The median between the ends of the middle half of the pictures, as they are drawn."""
     values = [capped(value) for value in entry.scores[LEAKAGE].values()]
     return list(map(float, np.quantile(values, QUARTILES)))
@@ -177,7 +177,7 @@ def panels(
     return figure
 
 
-def styles_of(board: Board, entries: Sequence[Entry]) -> dict[str, Style]:
+def styles_of(board: Board, entries: Sequence[BoardEntry]) -> dict[str, Style]:
     """Those of the board that the entries have."""
     present = {entry.defence for entry in entries}
     return {label: style for label, style in styles(board).items() if label in present}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from operator import attrgetter
 
-from fedmjp.benchmarks.leaderboard.entries import Board, Entry, Standing, Verdict
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, Standing, Verdict
 from fedmjp.benchmarks.leaderboard.headline import headline, recovery
 from fedmjp.benchmarks.leaderboard.listing import grouped, listed
 from fedmjp.benchmarks.leaderboard.standings import strongest
@@ -26,20 +26,20 @@ def findings(board: Board, standings: Sequence[Standing]) -> list[str]:
     return [_line(board, pairs) for pairs in worst_first[:LINES]] + ([f"and {more} more below"] if more > 0 else [])
 
 
-def deployed(entry: Entry) -> bool:
+def deployed(entry: BoardEntry) -> bool:
     """Whether somebody might deploy it: the picture itself is shown, and defences shuffle that are made to."""
     pipeline = entry.pipeline
     as_made = pipeline.shuffles or not pipeline.mask_ratio
     return bool(entry.defences) and as_made and entry.setting.compared_with is Picture.CLEAN
 
 
-def _badness(pair: tuple[Standing, Entry]) -> tuple[int, float, float]:
+def _badness(pair: tuple[Standing, BoardEntry]) -> tuple[int, float, float]:
     standing, entry = pair
     share, median = headline(entry)
     return SEVERITY.index(standing.verdict), -share, -median
 
 
-def _line(board: Board, pairs: Sequence[tuple[Standing, Entry]]) -> str:
+def _line(board: Board, pairs: Sequence[tuple[Standing, BoardEntry]]) -> str:
     """Settings that say the same share a clause; what all are held against is said once."""
     ordered = sorted(pairs, key=_badness)
     references = {_references(board, entry) for _, entry in ordered if entry.exact}
@@ -59,7 +59,7 @@ def _named(standing: Standing) -> str:
     return f"{standing.defence}{ratio} on {standing.model}{weights}{origin}"
 
 
-def _clause(standing: Standing, entry: Entry, references: str) -> tuple[str, str]:
+def _clause(standing: Standing, entry: BoardEntry, references: str) -> tuple[str, str]:
     """What stands before and behind the settings."""
     if standing.verdict == "refused":
         return "no attack applies in ", ""
@@ -69,7 +69,7 @@ def _clause(standing: Standing, entry: Entry, references: str) -> tuple[str, str
     return before, f"{references}: {standing.verdict}"
 
 
-def _references(board: Board, entry: Entry) -> str:
+def _references(board: Board, entry: BoardEntry) -> str:
     """What a leakage is held against, in brackets: the guess, and the same attack without the defence."""
     guess, twin = board.by_id.get(entry.floor), board.by_id.get(entry.twin)
     known = [f"grey guess {headline(guess)[1]:.1f} dB"] if guess and guess.exact else []

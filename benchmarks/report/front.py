@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from fedmjp.benchmarks.leaderboard.entries import Board, Entry
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.headline import headline, recovery, server_name
 from fedmjp.benchmarks.leaderboard.listing import grouped
-from fedmjp.benchmarks.leaderboard.standings import together
+from fedmjp.benchmarks.leaderboard.standings import judge_model
 from fedmjp.benchmarks.leaderboard.verdicts import LEAKING
 from fedmjp.benchmarks.report.legend import name_defence
 from fedmjp.benchmarks.report.matrix import Matrix, MatrixCell
@@ -104,14 +104,14 @@ def _leaks(cell: MatrixCell) -> bool:
 
 def _withstood(cell: MatrixCell) -> bool:
     """All attacks together: where one gave up, nothing follows of those that failed."""
-    return together(cell.attacks).verdict == "withstood"
+    return judge_model(cell.attacks).verdict == "withstood"
 
 
 def _amount(cell: MatrixCell, of: str = "") -> str:
     return {0.0: "no picture", 1.0: "every picture"}.get(_share(cell), percent(_share(cell)) + of)
 
 
-def key_entries(table: Matrix) -> list[Entry]:
+def key_entries(table: Matrix) -> list[BoardEntry]:
     """Select what decided the cells behind the answer: a row of several, or the first of each row of its model.
 
     Args:

@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import compress
 from typing import Any
 
-from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Entry
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.headline import PLAIN, headline
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.report import numbers
@@ -24,10 +24,10 @@ LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75)  # shares above which a cell has the next c
 class MatrixCell:
     """The attacks on one defended model before one server, the strongest first."""
 
-    attacks: tuple[Entry, ...]
+    attacks: tuple[BoardEntry, ...]
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> BoardEntry:
         """The strongest attack."""
         return self.attacks[0]
 
@@ -119,7 +119,7 @@ def matrix(board: Board) -> Matrix:
     models = list(dict.fromkeys(entry.model for entry in shown))
     defences = list(dict.fromkeys(entry.defence for entry in shown))
 
-    def place(entry: Entry) -> tuple[Any, ...]:
+    def place(entry: BoardEntry) -> tuple[Any, ...]:
         kind = (len(entry.defences), defences.index(entry.defence), entry.mask_ratio)
         return models.index(entry.model), *kind, entry.weights
 
@@ -130,13 +130,13 @@ def matrix(board: Board) -> Matrix:
     return Matrix(columns, rows, ", ".join(filter(None, compress(named[0], alike))) if named else "")
 
 
-def _named(entry: Entry) -> tuple[str, ...]:
+def _named(entry: BoardEntry) -> tuple[str, ...]:
     """Model, weights, and how it is scored."""
     scored = "" if entry.protocol == "float" else f"scored as {entry.protocol}"
     return entry.model, numbers.weights(entry.weights), scored
 
 
-def _row(entries: Sequence[Entry], columns: Sequence[ThreatModel], alike: Sequence[bool]) -> MatrixRow:
+def _row(entries: Sequence[BoardEntry], columns: Sequence[ThreatModel], alike: Sequence[bool]) -> MatrixRow:
     ranked = sorted(entries, key=headline, reverse=True)
     by_server = grouped(ranked, lambda entry: entry.server)
     cells = tuple(MatrixCell(tuple(by_server[server])) if server in by_server else None for server in columns)
@@ -146,11 +146,11 @@ def _row(entries: Sequence[Entry], columns: Sequence[ThreatModel], alike: Sequen
     return MatrixRow(name_defence(first.defence, first.mask_ratio) + origin, model, cells)
 
 
-def _is_shown(entry: Entry) -> bool:
+def _is_shown(entry: BoardEntry) -> bool:
     return deployed(entry) if entry.defences else entry.setting.compared_with is Picture.CLEAN
 
 
-def _system(entry: Entry) -> tuple[Any, ...]:
+def _system(entry: BoardEntry) -> tuple[Any, ...]:
     source = (entry.origin, entry.submitter and entry.submitter.name)
     what = (entry.defence, entry.mask_ratio, entry.setting.compared_with)
     return entry.model, entry.weights, entry.protocol, *what, *source

@@ -15,7 +15,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from fedmjp.benchmarks.leaderboard.entries import Entry
+from fedmjp.benchmarks.leaderboard.entries import BoardEntry
 from fedmjp.benchmarks.leaderboard.headline import exactly, headline, recovery, server_name
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.report import details, front, legend, numbers
@@ -172,7 +172,7 @@ def _breakable(text: str) -> Markup:
     return Markup(re.sub(r"([_:=])", r"\1<wbr>", str(escape(text))))  # noqa: S704 (escaped)
 
 
-def _first(gallery: Gallery, shown: Matrix) -> tuple[Entry, Shown] | None:
+def _first(gallery: Gallery, shown: Matrix) -> tuple[BoardEntry, Shown] | None:
     """The median picture of where the row that the answer speaks of leaks most, or of any cell that has pictures."""
     subject = shown.subject.measured if shown.subject else []
     most = sorted(subject, key=lambda cell: headline(cell.entry), reverse=True)

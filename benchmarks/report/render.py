@@ -10,9 +10,9 @@ from rich.console import Console
 
 from fedmjp.benchmarks.folder.output import OutputFolder, write_json
 from fedmjp.benchmarks.folder.store import RecordedTrials, Store
-from fedmjp.benchmarks.leaderboard.admission import submitted
+from fedmjp.benchmarks.leaderboard.admission import read_submitted
 from fedmjp.benchmarks.leaderboard.board import board_of
-from fedmjp.benchmarks.leaderboard.entries import Board, reported_in
+from fedmjp.benchmarks.leaderboard.entries import Board, read_reported
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.report.figure import write_figure
 from fedmjp.benchmarks.report.page import Gallery, Shown
@@ -66,8 +66,8 @@ def board_in(plan: TrialPlan, store: RecordedTrials, folder: Path) -> Board:
         plan,
         _trials(plan, store),
         store.environments(),
-        reported=reported_in(plan.about["reported"]),
-        submitted=submitted(folder),
+        reported=read_reported(plan.about["reported"]),
+        submitted=read_submitted(folder),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Reported
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, BoardEntry, ReportedRow
 from fedmjp.benchmarks.leaderboard.headline import headline
 from fedmjp.benchmarks.report import numbers
 from fedmjp.benchmarks.report.columns import NO_SCORE
@@ -30,7 +30,7 @@ def reported_table(board: Board) -> pd.DataFrame:
     return pd.DataFrame([_row(board, row, names) for row in board.reported], dtype=object)
 
 
-def _row(board: Board, row: Reported, names: Sequence[str]) -> dict[str, CellText]:
+def _row(board: Board, row: ReportedRow, names: Sequence[str]) -> dict[str, CellText]:
     nearest = nearest_of_ours(board, row)
     printed = ("source", "row", "model", "defence", "attack", "setting")
     return {
@@ -44,14 +44,14 @@ def _row(board: Board, row: Reported, names: Sequence[str]) -> dict[str, CellTex
     }
 
 
-def _measured(entry: Entry | None, name: str) -> CellText:
+def _measured(entry: BoardEntry | None, name: str) -> CellText:
     if entry is None or name not in entry.metrics:
         return empty(NO_SCORE if entry else NONE_NEAR)
     statistics = entry.metrics[name]
     return numbers.mean(statistics.mean, statistics.low, statistics.high, name)
 
 
-def nearest_of_ours(board: Board, row: Reported) -> Entry | None:
+def nearest_of_ours(board: Board, row: ReportedRow) -> BoardEntry | None:
     """The entry that comes nearest a reported row: the model that it names, same setting and defence.
 
     The paper's attack before others. In setting a nothing is shuffled there: the smaller our mask ratio,
@@ -66,7 +66,7 @@ def nearest_of_ours(board: Board, row: Reported) -> Entry | None:
         and LEAKAGE in entry.metrics
     ]
 
-    def nearness(entry: Entry) -> tuple[bool, float, float, float]:
+    def nearness(entry: BoardEntry) -> tuple[bool, float, float, float]:
         same_attack = "breaching" in row.attack.casefold() and entry.attack == BREACHING
         shuffled = entry.mask_ratio if row.setting is Setting.A else 0.0
         return same_attack, -shuffled, *headline(entry)
@@ -74,18 +74,18 @@ def nearest_of_ours(board: Board, row: Reported) -> Entry | None:
     return max(candidates, key=nearness, default=None)
 
 
-def _called(entry: Entry) -> str:
+def _called(entry: BoardEntry) -> str:
     """The defence as papers call it: to them a shuffled picture alone is an evaluation setting, not a defence."""
     return NONE if entry.pipeline.marks == {"shuffled"} else entry.defence
 
 
-def _named(entry: Entry) -> str:
+def _named(entry: BoardEntry) -> str:
     defence = entry.defence + (f" at mask ratio {entry.mask_ratio:g}" if entry.mask_ratio else "")
     weights, n = numbers.weights(entry.weights), numbers.pictures(entry.n, entry.uploads)
     return f"{entry.model}, {defence}, {entry.attack}, {weights}, n = {n}"
 
 
-def _printed(board: Board, row: Reported, name: str) -> CellText:
+def _printed(board: Board, row: ReportedRow, name: str) -> CellText:
     """Never rounded by us; with the zeros at the end that JSON lost: a paper prints a column to equal decimals."""
     if name not in row.metrics:
         return empty("not reported")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedmjp.benchmarks.leaderboard.entries import Board, Entry
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.headline import exactly, headline
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.report.advice import advice
@@ -126,7 +126,7 @@ def print_answer(board: Board, console: Console) -> None:
     _print_sentences([meaning, *advice(board)], console)
 
 
-def select_answers(board: Board) -> list[Entry]:
+def select_answers(board: Board) -> list[BoardEntry]:
     """Select the strongest attack on each undefended model from one upload, then every attack on a defence.
 
     Args:
@@ -138,7 +138,7 @@ def select_answers(board: Board) -> list[Entry]:
     return [*strongest, *(entry for entry in attacks if entry.defences)]
 
 
-def _as_printed(entry: Entry) -> tuple[float, float]:
+def _as_printed(entry: BoardEntry) -> tuple[float, float]:
     """Round the median as it is printed: of attacks that print the same figures the first one stays."""
     share, median = headline(entry)
     return share, round(median, 1)

@@ -25,7 +25,7 @@ from fedmjp import provenance
 from fedmjp.benchmarks.plan.experiment import Experiment
 from fedmjp.benchmarks.plan.planning import decisive_facts
 from fedmjp.benchmarks.running.engine import Job, StackResults
-from fedmjp.benchmarks.running.runner import Setup, Workbench
+from fedmjp.benchmarks.running.workbench import Setup, Workbench
 from fedmjp.config import Checkpoint
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import Selection

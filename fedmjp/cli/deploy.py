@@ -180,12 +180,12 @@ def run(
     deployment = Deployment(folder)
     clients = len(deployment.config().sites)
     rounds_of = {"strategy": strategy, "rounds": rounds, "local_epochs": local_epochs}
-    named: dict[str, Any] = given({"data": data, "seed": seed, "device": device, "defences": defences} | rounds_of)
+    options: dict[str, Any] = given({"data": data, "seed": seed, "device": device, "defences": defences} | rounds_of)
     names = None if classes is None else class_list(classes)
-    named |= {"model": given({"seed": seed, "classes": names and len(names)}), "clients": clients}
-    named |= given({"validation": names and "sites"})
-    named |= given({"recipe": given({"precision": arithmetic})})
-    values = values_of(DEFAULTS, read_values(config_file), row, named, settings)
+    options |= {"model": given({"seed": seed, "classes": names and len(names)}), "clients": clients}
+    options |= given({"validation": names and "sites"})
+    options |= given({"recipe": given({"precision": arithmetic})})
+    values = values_of(DEFAULTS, read_values(config_file), row, options, settings)
     scenario = at_sites(read_scenario(with_files(with_defaults(values))), clients, names)
     require_apart(output, scenario.data)
     build(scenario.network)  # whatever is wrong with it is told now, not by the server
@@ -194,24 +194,24 @@ def run(
     results = TrainingFolder(output)
     results.check_own()
     console = wide_console()
-    done = 0 if fresh else rounds_done(scenario, results)
+    finished_rounds = 0 if fresh else rounds_done(scenario, results)
     digest = None
     if names is None:
         validation = open_dataset(scenario.data, "validation", classes=scenario.model.classes)
         names, digest = list(validation.class_names), validation.digest()
-    if done:
+    if finished_rounds:
         results.check_classes(names)
         results.check_pictures(digest)
-    if done == scenario.rounds:
+    if finished_rounds == scenario.rounds:
         console.print(f"All {scenario.rounds} rounds are done; --fresh starts over.")
         return
-    if done:
-        console.print(f"Going on after round {done} of {scenario.rounds}.")
+    if finished_rounds:
+        console.print(f"Going on after round {finished_rounds} of {scenario.rounds}.")
     if fresh:
         results.clear()
     write_manifest(results.manifest, "federated", config=published(scenario), pictures=digest)
     results.keep_classes(names)
-    with FederatedProgress(console, done, scenario.rounds) as progress:
+    with FederatedProgress(console, finished_rounds, scenario.rounds) as progress:
         train_at_sites(scenario, results, deployment, names, progress.round, progress.skip, progress.again)
     tell_results(scenario, results, console)
 

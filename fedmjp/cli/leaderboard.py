@@ -15,16 +15,18 @@ SITE_HELP = "Write a site of all studies here: a new folder, or a former site."
 
 
 class _ShowsByDefault(TyperGroup):
-    """A first word that is no command is the folder to show."""
+    """Command group that takes a first word which is no command for the folder to show."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        known = args and (args[0] in self.commands)
-        return super().resolve_command(ctx, args if known else [SHOW, *args])
+        """Resolve a first word that is no command to the command that shows a folder."""
+        is_command = args and (args[0] in self.commands)
+        return super().resolve_command(ctx, args if is_command else [SHOW, *args])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # Options of the hidden command may come first: fedmjp leaderboard --format csv DIR.
+        """Parse options that come before the folder as those of the command that shows it."""
         options = args and args[0].startswith("-") and args[0] not in ("--help",)
         return super().parse_args(ctx, [SHOW, *args] if options else args)
 
@@ -93,14 +95,14 @@ def _show(folder: Path, formats: list[str], output: Path | None, *, pictures: bo
     for name in formats:
         if name not in FORMATS:
             raise UnknownNameError("format", name, FORMATS)
-    chosen: Any = tuple(formats) or FORMATS
+    selection: Any = tuple(formats) or FORMATS
     results = OutputFolder(folder)
     ledger, store = open_results(results, database)
     board = board_in(ledger, store, folder)
     target = output or folder
     target.mkdir(parents=True, exist_ok=True)
     gallery = gallery_in(ledger, store, board, results) if pictures else None
-    written = publish(board, target, formats=chosen, pictures=gallery)
+    written = publish(board, target, formats=selection, pictures=gallery)
     if not holds_scores(target):  # whose manifest says what its rows are
         write_json(target / "manifest.json", board.about)
     print_table(Report(board), console)

@@ -66,16 +66,16 @@ def positions(
     attention, looked = _attention(runs, networks, data, pictures, seed)
     claim_folder(output)
     console = wide_console()
-    made = measured(models, seed=seed)
-    tables = [one.table for one in models]
+    study_results = measured(models, seed=seed)
+    tables = [studied.table for studied in models]
     flat = [projected(table.rows, seed) for table in tables]
     figures = {
-        "energy": draw_energy(made.spectra),
+        "energy": draw_energy(study_results.spectra),
         "projections": draw_projections(tables, flat),
         "similarities": draw_similarities(tables),
         "attention": attention,
     }
-    written = write(output, made, figures, [looked])
+    written = write(output, study_results, figures, [looked])
     write_manifest(
         output / "manifest.json",
         "positions",
@@ -87,7 +87,7 @@ def positions(
             for run in runs
         ],
     )
-    for sheet in (*made.sheets, looked):
+    for sheet in (*study_results.sheets, looked):
         tell(console, f"\n{sheet.title}\n{sheet.rows.to_string(index=False)}")
     tell(console, f"\nWritten to {output}: {', '.join([*written, 'manifest.json'])}.")
 
@@ -103,7 +103,7 @@ def _studied(run: "Trained", network: "Classifier") -> "Studied":
 def _attention(
     runs: "Sequence[Trained]", networks: "Sequence[Classifier]", data: str, count: int, seed: int
 ) -> "tuple[Figure, Sheet]":
-    """Fig. 8 and its table."""
+    """Draw Fig. 8 and tabulate the attention of the last block."""
     import pandas as pd
 
     from fedmjp.evaluation.attention import distances, entropies, last_attention, whole_pictures
@@ -111,12 +111,12 @@ def _attention(
     from fedmjp.evaluation.position_figures import draw_attention
     from fedmjp.evaluation.position_report import Sheet
 
-    shown: dict[str, Tensor] = {}
+    first_maps: dict[str, Tensor] = {}
     lines = []
     for run, network in zip(runs, networks, strict=True):
         images = whole_pictures(data, network.image_size, count=count, seed=seed)
         attention = last_attention(network, images, run.name)
-        shown[run.name] = attention[0]
+        first_maps[run.name] = attention[0]
         entropy, distance = entropies(attention).mean(dim=1), distances(attention)
         lines.append(
             {
@@ -133,7 +133,7 @@ def _attention(
         "model's size without a crop. The paper calls MJP's heads more diverse: distance is the mean total variation "
         "between two heads, 0 where they look at the same and 1 where at nothing in common."
     )
-    return draw_attention(first, shown), Sheet("Attention of the last block", about, pd.DataFrame(lines))
+    return draw_attention(first, first_maps), Sheet("Attention of the last block", about, pd.DataFrame(lines))
 
 
 def _in_words(estimate: "Estimate | None") -> str:

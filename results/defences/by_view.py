@@ -18,11 +18,10 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from fedmjp.attacks import Reveals
 from fedmjp.benchmarks.campaign.battery import View, read_battery
 from fedmjp.benchmarks.folder.output import OutputFolder
 from fedmjp.benchmarks.folder.study import open_results
-from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, Entry, Standing
+from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, BoardEntry, Standing
 from fedmjp.benchmarks.leaderboard.headline import exactly, headline
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.leaderboard.standings import strongest
@@ -32,6 +31,7 @@ from fedmjp.benchmarks.report.percent import percent
 from fedmjp.benchmarks.report.render import board_in
 from fedmjp.defences.pipeline import NONE, Defences, pipeline_of
 from fedmjp.running import run_function
+from fedmjp.settings import Reveals
 from fedmjp.threat import ThreatModel
 from fedmjp.zoo import ZOO
 
@@ -39,7 +39,7 @@ SUM = "secure_sum"
 STANDARD = "standard"
 NOTHING = "—"
 CELL = ("model", "weights", "defences", "setting", "threat")
-Judged = tuple[Standing, Entry]  # a defended model before one server, and the strongest attack on it
+Judged = tuple[Standing, BoardEntry]  # a defended model before one server, and the strongest attack on it
 
 
 def main(results: Annotated[Path, typer.Argument(help="Folder of the campaign.", metavar="RESULTS")]) -> None:
@@ -68,17 +68,17 @@ def tables(board: Board) -> dict[str, pd.DataFrame]:
     return made
 
 
-def model_of(entry: Entry) -> str:
+def model_of(entry: BoardEntry) -> str:
     """The model by the name of its weights."""
     return next((name for name, zoo in ZOO.items() if zoo.sha256 == entry.weights), f"{entry.model}, untrained")
 
 
-def defence_of(entry: Entry) -> str:
+def defence_of(entry: BoardEntry) -> str:
     """What clients do, a sum aside."""
     return pipeline_of(tuple(config for config in entry.defences if config.name != SUM)).label
 
 
-def most_telling(board: Board, standing: Standing) -> Entry:
+def most_telling(board: Board, standing: Standing) -> BoardEntry:
     """The strongest attack; of several that recover all pictures exactly, that which was run on most of them."""
     first = strongest(board, standing)
     alike = [
@@ -90,7 +90,7 @@ def most_telling(board: Board, standing: Standing) -> Entry:
     return max(exact, key=lambda entry: (entry.n, headline(entry)), default=first)
 
 
-def by_view(judged: Sequence[Judged], views: Sequence[View], said: Callable[[Entry], str]) -> Mapping[str, str]:
+def by_view(judged: Sequence[Judged], views: Sequence[View], said: Callable[[BoardEntry], str]) -> Mapping[str, str]:
     """What the strongest attack of each view recovers, and what follows of it."""
     seen = grouped(judged, lambda pair: next((view.name for view in views if is_of(pair[1], view)), ""))
     defences = judged[0][1].defences
@@ -108,7 +108,7 @@ def once(view: View, views: Sequence[View], defences: Defences) -> str:
     return next(alike, "") if view.repeats(defences) else ""
 
 
-def cell(judged: Iterable[Judged], said: Callable[[Entry], str]) -> str:
+def cell(judged: Iterable[Judged], said: Callable[[BoardEntry], str]) -> str:
     """Of several settings, that which leaks most."""
     measured = [(standing, entry) for standing, entry in judged if entry.exact]
     if not measured:
@@ -119,24 +119,24 @@ def cell(judged: Iterable[Judged], said: Callable[[Entry], str]) -> str:
     return said(entry) if standing.verdict in LEAKING else f"{said(entry)} ?"
 
 
-def is_of(entry: Entry, view: View) -> bool:
+def is_of(entry: BoardEntry, view: View) -> bool:
     """Whether a cell is of what a view's server may see or send."""
     asked = ThreatModel.parse({**view.threat, "server": view.server})
     return entry.server == asked and (entry.pipeline.clients > 1) is (view.sum_of > 1)
 
 
-def pictures_said(entry: Entry) -> str:
+def pictures_said(entry: BoardEntry) -> str:
     """``8 of 8, 137 dB``."""
     return f"{exactly(entry)}, {numbers.score(headline(entry)[1], LEAKAGE)} dB"
 
 
-def features_said(entry: Entry) -> str:
+def features_said(entry: BoardEntry) -> str:
     """``100 % found, 98 % labels of 64``."""
     found, right = (entry.metrics[name].mean for name in ("rank1", "label_accuracy"))
     return f"{percent(found)} found, {percent(right)} labels of {entry.n}"
 
 
-TOLD: Mapping[Reveals, Callable[[Entry], str]] = {"pictures": pictures_said, "features": features_said}
+TOLD: Mapping[Reveals, Callable[[BoardEntry], str]] = {"pictures": pictures_said, "features": features_said}
 
 if __name__ == "__main__":
     run_function(main)

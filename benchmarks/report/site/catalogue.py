@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedmjp.attacks import ATTACKS
-from fedmjp.benchmarks.leaderboard.entries import Entry
+from fedmjp.benchmarks.leaderboard.entries import BoardEntry
 from fedmjp.benchmarks.leaderboard.listing import listed
 from fedmjp.benchmarks.report.legend import VERDICTS
 from fedmjp.benchmarks.report.site.folders import unique
@@ -45,10 +45,10 @@ class Run:
     """What one study has of an attack or a defence."""
 
     study: Study
-    entries: Sequence[Entry]
+    entries: Sequence[BoardEntry]
 
     @property
-    def measured(self) -> list[Entry]:
+    def measured(self) -> list[BoardEntry]:
         """Cells with a score, in the order of the board."""
         return [entry for entry in self.entries if entry.exact]
 
@@ -63,7 +63,7 @@ class Run:
         return Answer.of(self.entries)
 
     @property
-    def strongest(self) -> list[Entry]:
+    def strongest(self) -> list[BoardEntry]:
         """The strongest attack on each pipeline."""
         return by_defence(self.entries)
 
@@ -176,7 +176,7 @@ def _shown(default: object) -> str:
     return "none" if default is None else str(default)
 
 
-def _runs(studies: Sequence[Study], concerns: Callable[[Entry], bool]) -> list[Run]:
+def _runs(studies: Sequence[Study], concerns: Callable[[BoardEntry], bool]) -> list[Run]:
     """Studies with a cell that is concerned."""
     runs = [Run(study, [entry for entry in study.board.entries if concerns(entry)]) for study in studies if study.board]
     return [run for run in runs if run.entries]

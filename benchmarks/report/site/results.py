@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from fedmjp.benchmarks.leaderboard.entries import Board, Entry
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.headline import headline, server_name
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.report import numbers
@@ -18,11 +18,11 @@ from fedmjp.settings import Picture
 class Answer:
     """The strongest attack on what somebody might deploy, and the strongest without any defence."""
 
-    defended: Entry | None
-    undefended: Entry | None
+    defended: BoardEntry | None
+    undefended: BoardEntry | None
 
     @classmethod
-    def of(cls, entries: Iterable[Entry]) -> Self:
+    def of(cls, entries: Iterable[BoardEntry]) -> Self:
         """Of these entries, at the usual mask ratio or the nearest to it."""
         tried = [entry for entry in entries if entry.exact and entry.reveals == "pictures"]
         defended = [entry for entry in tried if deployed(entry)]
@@ -46,19 +46,19 @@ class Answer:
         )
 
 
-def strongest(entries: Iterable[Entry]) -> Entry | None:
+def strongest(entries: Iterable[BoardEntry]) -> BoardEntry | None:
     """The one that recovers the largest share exactly, the surest of these, from the fewest uploads that do."""
     return max(entries, key=_strength, default=None)
 
 
-def _strength(entry: Entry) -> tuple[float, ...]:
+def _strength(entry: BoardEntry) -> tuple[float, ...]:
     exact, median = headline(entry)
     surest = entry.exact.low if entry.exact else 0.0
     uploads = entry.threat.uploads_per_picture if exact else 0  # where none is exact, the median decides
     return exact, surest, -uploads, round(median, 1)
 
 
-def by_defence(entries: Iterable[Entry]) -> list[Entry]:
+def by_defence(entries: Iterable[BoardEntry]) -> list[BoardEntry]:
     """The strongest attack on each model without a defence, and on each defence as somebody might deploy it."""
     attacks = [entry for entry in entries if (entry.role, entry.reveals) == ("attack", "pictures") and entry.exact]
     shown = [entry for entry in attacks if deployed(entry) or (not entry.defences and entry.setting == "a")]
@@ -66,12 +66,12 @@ def by_defence(entries: Iterable[Entry]) -> list[Entry]:
     return [leading for group in groups if (leading := strongest(group))]
 
 
-def model(entry: Entry) -> str:
+def model(entry: BoardEntry) -> str:
     """The network, and on what weights it was attacked."""
     return f"{entry.model}, {numbers.weights(entry.weights)}"
 
 
-def conditions(entry: Entry) -> str:
+def conditions(entry: BoardEntry) -> str:
     """What the server sees, and what is held against what: ``12 uploads, compared with the shuffled picture``."""
     parts = {
         server_name(entry.server): True,
@@ -82,11 +82,11 @@ def conditions(entry: Entry) -> str:
     return ", ".join(part for part, holds in parts.items() if holds)
 
 
-def decibels(entry: Entry) -> str:
+def decibels(entry: BoardEntry) -> str:
     """The median over pictures."""
     return numbers.with_minus(f"{numbers.score(headline(entry)[1], 'psnr')} dB")
 
 
-def level(entry: Entry) -> int:
+def level(entry: BoardEntry) -> int:
     """The colour of its share, as in the matrix of a leaderboard."""
     return MatrixCell((entry,)).level

@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from fedmjp.benchmarks.folder.output import OutputFolder, write_json
 from fedmjp.benchmarks.folder.study import TRIALS, holds_plan, holds_study, open_results
-from fedmjp.benchmarks.leaderboard.entries import Board, Entry
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
 from fedmjp.benchmarks.report.front import sentence
 from fedmjp.benchmarks.report.matrix import matrix
 from fedmjp.benchmarks.report.page import Gallery
@@ -70,7 +70,7 @@ class Study:
         return sentence(self.board, matrix(self.board)) if self.board else ""
 
     @cached_property
-    def strongest(self) -> list[Entry]:
+    def strongest(self) -> list[BoardEntry]:
         """The strongest attack on each defence."""
         return by_defence(self.board.entries) if self.board else []
 
