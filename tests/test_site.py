@@ -242,7 +242,7 @@ def test_a_former_site_stands_until_the_new_one_is_whole(
     assert run("leaderboard", damaged, "--site", site) == BAD_INPUT
     assert "none of 1 studies can be read" in capsys.readouterr().err
     with monkeypatch.context() as broken:
-        broken.setattr(build, "methods", lambda _: 1 / 0)
+        broken.setattr(build, "list_methods", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             build.write_site([studies / "order"], site, pictures=True, database="", tell=print)
     assert {path: path.read_bytes() for path in site.rglob("*") if path.is_file()} == before
