@@ -15,22 +15,26 @@ from fedmjp import bundled_pictures
 from fedmjp.attacks.entries import Entries
 from fedmjp.attacks.first_block.places import TokenEmbedding
 from fedmjp.attacks.gauss_newton import picked
-from fedmjp.attacks.gauss_newton.beliefs import believed
 from fedmjp.attacks.gauss_newton.body import shown_directions
-from fedmjp.attacks.gauss_newton.chosen import anywhere, largest, some
 from fedmjp.attacks.gauss_newton.complete import PatchPosterior, complete
 from fedmjp.attacks.gauss_newton.degraded import GAIN, NetworkDegraded, SearchMethod
-from fedmjp.attacks.gauss_newton.descent import AT_A_TIME
 from fedmjp.attacks.gauss_newton.evidence import DOUBT, Evidence
 from fedmjp.attacks.gauss_newton.factors import Factors
 from fedmjp.attacks.gauss_newton.levenberg import Minimum, StoppingRule, minimise
 from fedmjp.attacks.gauss_newton.ordered import OrderedResult, OrderedTokens, Ordering, SearchResult, StartPoint
-from fedmjp.attacks.gauss_newton.picked import KnownEntries, PickedResiduals, made_entries
+from fedmjp.attacks.gauss_newton.picked import (
+    KnownEntries,
+    PickedResiduals,
+    UploadedEntries,
+    anywhere,
+    largest,
+    made_entries,
+    some,
+)
 from fedmjp.attacks.gauss_newton.placing import FAR, PlacementCost, Swaps
-from fedmjp.attacks.gauss_newton.sent import UploadedEntries
-from fedmjp.attacks.gauss_newton.sides import SignConstraints, search
+from fedmjp.attacks.gauss_newton.sides import SignConstraints, believed, search
 from fedmjp.attacks.gauss_newton.space import OpenSpace, Prior
-from fedmjp.attacks.gauss_newton.whole import LOOKS, FullSearch
+from fedmjp.attacks.gauss_newton.whole import AT_A_TIME, LOOKS, FullSearch
 from fedmjp.attacks.patch_embedding_degraded import PatchEmbeddingDegraded, different
 from fedmjp.data.selection import select_for
 from fedmjp.errors import AttackNotApplicableError

@@ -21,7 +21,7 @@ from selenium.webdriver.common.keys import Keys
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.benchmarks.report.site import build
-from fedmjp.benchmarks.report.site.folders import find_studies, unique
+from fedmjp.benchmarks.report.site.folders import find_studies, unique_name
 from fedmjp.benchmarks.report.site.readme import Readme
 from fedmjp.cli import main
 from fedmjp.defences import DEFENCES
@@ -242,7 +242,7 @@ def test_a_former_site_stands_until_the_new_one_is_whole(
     assert run("leaderboard", damaged, "--site", site) == BAD_INPUT
     assert "none of 1 studies can be read" in capsys.readouterr().err
     with monkeypatch.context() as broken:
-        broken.setattr(build, "methods", lambda _: 1 / 0)
+        broken.setattr(build, "list_methods", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             build.write_site([studies / "order"], site, pictures=True, database="", tell=print)
     assert {path: path.read_bytes() for path in site.rglob("*") if path.is_file()} == before
@@ -278,9 +278,9 @@ def test_bad_arguments_are_told_in_a_line(
 
 
 def test_names_differ_on_every_file_system() -> None:
-    assert unique("mjp", ["MJP", "mjp-2"]) == "mjp-3"
-    assert unique("../<b>", []) == "b"
-    assert unique("дом", []) == "unnamed"
+    assert unique_name("mjp", ["MJP", "mjp-2"]) == "mjp-3"
+    assert unique_name("../<b>", []) == "b"
+    assert unique_name("дом", []) == "unnamed"
 
 
 def test_a_readme_that_is_empty_or_has_no_title_is_read() -> None:

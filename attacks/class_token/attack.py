@@ -59,7 +59,11 @@ class ClassToken(Attack[Entrance, Features]):
     stack = 1
 
     def tensors(self, model: Entrance) -> Sequence[str]:
-        """The head's weight and bias, and with ``last_block`` what is read of that."""
+        """Return the names of the head's weight and bias, and with ``last_block`` of that block's weights.
+
+        Args:
+            model: The model.
+        """
         return [
             names.HEAD_WEIGHT,
             names.HEAD_BIAS,
@@ -67,7 +71,12 @@ class ClassToken(Attack[Entrance, Features]):
         ]
 
     def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
-        """Needs a head that reads the normalised class token alone, and fewer pictures than it has rows and columns."""
+        """Require a head that reads the normalised class token alone, and fewer pictures than it has rows and columns.
+
+        Args:
+            model: The model.
+            threat: What the attacker is granted.
+        """
         if refused := _architecture_refusal(model):
             return refused
         classes, dim = model.get_parameter(names.HEAD_WEIGHT).shape
@@ -84,14 +93,24 @@ class ClassToken(Attack[Entrance, Features]):
         return block_refusal(model)
 
     def caveat(self, model: Entrance, threat: ThreatModel) -> str | None:
-        """Of several steps it knows the mean alone."""
+        """Warn that several steps are known by their mean alone.
+
+        Args:
+            model: The model.
+            threat: What the attacker is granted.
+        """
         del model
         if threat.update == "gradient" or threat.local_steps == 1:
             return None
         return f"reads the mean of {threat.local_steps} steps' gradients as one gradient: an approximation"
 
     def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
-        """What happens to patches does not matter, sums are larger batches, and noise is what least squares expect."""
+        """Account for everything done to patches, for sums, which are larger batches, and for noise.
+
+        Args:
+            model: The model.
+            threat: What the attacker is granted.
+        """
         del model, threat
         return frozenset({"shuffled", "masked", "summed", "noisy", "rounded"})
 
@@ -107,25 +126,25 @@ class ClassToken(Attack[Entrance, Features]):
             threat.label_smoothing,
             mixed=threat.mixup > 0,
         )
-        made = separate(head, gradient, upload.labels, generator=generator)
-        if not bool(torch.isfinite(made.features).all()):
+        separation = separate(head, gradient, upload.labels, generator=generator)
+        if not bool(torch.isfinite(separation.features).all()):
             raise AttackFailedError(f"{self.name}: the equations of the head have no finite solution")
-        certain = _certain(made) & (threat.update == "gradient" or threat.local_steps == 1)
-        logits = made.features @ head.weight.mT + head.bias
+        certain = _certain(separation) & (threat.update == "gradient" or threat.local_steps == 1)
+        logits = separation.features @ head.weight.mT + head.bias
         facts = {
             "probabilities": logits.softmax(1),
-            "loss": -(made.targets * logits.log_softmax(1)).sum(1),
-            "targets": made.targets,
+            "loss": -(separation.targets * logits.log_softmax(1)).sum(1),
+            "targets": separation.targets,
         }
         if self.options.last_block:
-            facts |= block_facts(_network(model), gradients, made.features, made.slopes)
+            facts |= block_facts(_network(model), gradients, separation.features, separation.slopes)
         diagnostics = {
             "certified": float(certain.all()),
             "certified_pictures": float(certain.sum()),
-            "misfit": made.misfit,
-            "noise": made.noise,
+            "misfit": separation.misfit,
+            "noise": separation.noise,
         }
-        return Features(made.labels, made.features, diagnostics, facts)
+        return Features(separation.labels, separation.features, diagnostics, facts)
 
 
 def _network(model: Entrance) -> VitClassifier:
@@ -135,9 +154,11 @@ def _network(model: Entrance) -> VitClassifier:
 
 def _architecture_refusal(model: Entrance) -> str | None:
     if not isinstance(model, VitClassifier):
-        known = {name for name, _ in model.named_parameters()}
+        parameters = {name for name, _ in model.named_parameters()}
         needed = {names.HEAD_WEIGHT, names.HEAD_BIAS, names.NORM_WEIGHT, names.NORM_BIAS}
-        return None if needed <= known else "needs one linear layer with a bias as head, and a LayerNorm right before"
+        return (
+            None if needed <= parameters else "needs one linear layer with a bias as head, and a LayerNorm right before"
+        )
     backbone = model.backbone
     if not getattr(backbone, "num_prefix_tokens", 0):
         return "needs a class token, the model has none: its head reads all patches"
@@ -152,7 +173,7 @@ def _architecture_refusal(model: Entrance) -> str | None:
 
 
 def _head(model: Entrance, upload: Upload, threat: ThreatModel) -> Head:
-    """The last layer in float64; of several steps, at the mean of its weights as if they moved evenly."""
+    """Read the last layer in float64; for several steps, at the mean of its weights as if they moved evenly."""
     norm, shift = (model.get_parameter(name).detach().double() for name in (names.NORM_WEIGHT, names.NORM_BIAS))
     part = 0.0 if threat.update == "gradient" else (threat.local_steps - 1) / (2 * threat.local_steps)
     weight, bias = (
@@ -163,7 +184,7 @@ def _head(model: Entrance, upload: Upload, threat: ThreatModel) -> Head:
 
 
 def _noise(upload: Upload, model: Entrance, threat: ThreatModel) -> Tensor:
-    """(classes,) norm of rounding and noise on a row of the head's gradient; a delta is taken back to gradients."""
+    """Return (classes,) the norm of rounding and noise on a row of the head's gradient, of deltas as gradients."""
     scale = 1.0 if threat.update == "gradient" else threat.gradients_in_delta * threat.local_learning_rate
     squares = torch.zeros((), dtype=torch.float64)
     for name in (names.HEAD_WEIGHT, names.HEAD_BIAS):
@@ -177,8 +198,10 @@ def _noise(upload: Upload, model: Entrance, threat: ThreatModel) -> Tensor:
     return squares.sqrt().to(model.mean.device) / scale
 
 
-def _certain(made: Separation) -> Tensor:
-    """(pictures,) bool: whose features residuals alone show to be right."""
-    spread = made.features - made.features.mean(0) if len(made.features) > 1 else made.features
-    certain: Tensor = (made.errors <= EXACT * spread.norm(dim=1)) & (made.misfit <= CONSISTENT * made.noise)
+def _certain(separation: Separation) -> Tensor:
+    """Tell (pictures,) whose features residuals alone show to be right."""
+    spread = separation.features - separation.features.mean(0) if len(separation.features) > 1 else separation.features
+    certain: Tensor = (separation.errors <= EXACT * spread.norm(dim=1)) & (
+        separation.misfit <= CONSISTENT * separation.noise
+    )
     return certain

@@ -19,17 +19,29 @@ GOLDEN = (5**0.5 - 1) / 2
 
 
 def last_block(model: VitClassifier) -> str:
-    """Its name."""
+    """Return the name of the last block.
+
+    Args:
+        model: The model.
+    """
     return f"backbone.blocks.{len(model.backbone.blocks) - 1}"
 
 
 def tensors_of_block(model: VitClassifier) -> list[str]:
-    """Names of what is read."""
+    """Return the names of the gradients that are read.
+
+    Args:
+        model: The model.
+    """
     return [f"{last_block(model)}.{layer}.weight" for layer in ("attn.qkv", "attn.proj", "mlp.fc2")]
 
 
 def block_refusal(model: VitClassifier) -> str | None:
-    """Why the last block does not come apart; None if it does."""
+    """Say why the last block does not come apart; None if it does.
+
+    Args:
+        model: The model.
+    """
     block: Any = model.get_submodule(last_block(model))
     expected = ("norm1", "attn", "norm2", "mlp")
     if not all(hasattr(block, name) for name in expected) or not isinstance(block.mlp.act, nn.GELU):
@@ -43,7 +55,7 @@ def block_refusal(model: VitClassifier) -> str | None:
 def block_facts(
     model: VitClassifier, gradients: Mapping[str, Tensor], features: Tensor, slopes: Tensor
 ) -> dict[str, Tensor]:
-    """What the last block computed of each picture's class token.
+    """Compute the last block's values for each picture's class token.
 
     Args:
         model: With the weights that the server sent.
@@ -66,17 +78,17 @@ def block_facts(
     turned = at_inner - at_inner.mean(1, keepdim=True) - inner * (at_inner * inner).mean(1, keepdim=True)
     activations = _apart(turned, fc2)  # over the deviation of the class token
     deviations = torch.stack([_deviation(block, *pair) for pair in zip(inner, activations, strict=True)])[:, None]
-    after = deviations * inner
-    between = after - deviations * activations @ block.mlp.fc2.weight.mT - block.mlp.fc2.bias
+    token_after = deviations * inner
+    between = token_after - deviations * activations @ block.mlp.fc2.weight.mT - block.mlp.fc2.bias
     with torch.enable_grad():
         leaf = between.clone().requires_grad_()
         (at_between,) = torch.autograd.grad(leaf + block.mlp(block.norm2(leaf)), leaf, turned / deviations)
     output = _apart(at_between, proj)
-    before = between - output @ block.attn.proj.weight.mT - block.attn.proj.bias
+    token_before = between - output @ block.attn.proj.weight.mT - block.attn.proj.bias
     facts = {
-        "class_token_after": _centred(after),
+        "class_token_after": _centred(token_after),
         "class_token_between": _centred(between),
-        "class_token_before": _centred(before),
+        "class_token_before": _centred(token_before),
         "attention_output": output,
     }
     heads, dim = int(block.attn.num_heads), features.shape[1]
@@ -88,9 +100,9 @@ def block_facts(
 
 
 def _apart(slopes: Tensor, gradient: Tensor) -> Tensor:
-    """(pictures, in) inputs of a layer with the gradient (out, in), from the slopes (pictures, out) at its outputs."""
-    apart: Tensor = torch.linalg.lstsq(slopes.mT, gradient).solution
-    return apart
+    """Solve for a layer's inputs (pictures, in), from its gradient (out, in) and the slopes (pictures, out)."""
+    inputs: Tensor = torch.linalg.lstsq(slopes.mT, gradient).solution
+    return inputs
 
 
 def _centred(tokens: Tensor) -> Tensor:
@@ -99,20 +111,20 @@ def _centred(tokens: Tensor) -> Tensor:
 
 
 def _deviation(block: Any, inner: Tensor, activations: Tensor) -> Tensor:
-    """The standard deviation of one class token: the activations that it makes are those that the gradient shows."""
+    """Find a class token's standard deviation: with it the token makes the activations that the gradient shows."""
     moved = inner - activations @ block.mlp.fc2.weight.mT
 
     def misfit(deviations: Tensor) -> Tensor:
         between = deviations[:, None] * moved - block.mlp.fc2.bias
-        made = block.mlp.act(block.mlp.fc1(block.norm2(between)))
-        squares: Tensor = (made / deviations[:, None] - activations).square().sum(1)
+        activated = block.mlp.act(block.mlp.fc1(block.norm2(between)))
+        squares: Tensor = (activated / deviations[:, None] - activations).square().sum(1)
         return squares
 
     grid = GRID.to(inner)
     best = int(misfit(grid).argmin())
     low, high = (grid[min(max(best + step, 0), len(grid) - 1)].log() for step in (-1, 1))
     for _ in range(NARROWING):
-        left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-        at_left, at_right = misfit(torch.stack([left, right]).exp())
-        low, high = (low, right) if at_left < at_right else (left, high)
+        lower, upper = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+        at_lower, at_upper = misfit(torch.stack([lower, upper]).exp())
+        low, high = (low, upper) if at_lower < at_upper else (lower, high)
     return ((low + high) / 2).exp()

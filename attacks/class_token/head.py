@@ -24,9 +24,13 @@ class Head:
     scale: Tensor  # (dim,) of the LayerNorm
     shift: Tensor  # (dim,)
 
-    def normed(self, given: Tensor) -> Tensor:
-        """The nearest features (..., dim) that have mean and variance as LayerNorm leaves them."""
-        inner = (given - self.shift) / self.scale
+    def normed(self, raw_features: Tensor) -> Tensor:
+        """Return the nearest features that have mean and variance as LayerNorm leaves them.
+
+        Args:
+            raw_features: (..., dim).
+        """
+        inner = (raw_features - self.shift) / self.scale
         inner = inner - inner.mean(-1, keepdim=True)
         inner = inner / inner.std(-1, keepdim=True, correction=0).clamp_min(torch.finfo(inner.dtype).tiny)
         features: Tensor = inner * self.scale + self.shift
@@ -45,7 +49,11 @@ class HeadGradient:
     mixed: bool = False  # pictures are mixed in pairs, and so are their targets
 
     def targets(self, labels: Tensor) -> Tensor:
-        """(..., pictures, classes) of labels (..., pictures)."""
+        """Return the targets (..., pictures, classes) of labels.
+
+        Args:
+            labels: (..., pictures) int64.
+        """
         classes = len(self.bias)
         hot = torch.nn.functional.one_hot(labels, classes).to(self.bias)
         targets: Tensor = (1 - self.smoothing) * hot + self.smoothing / classes
@@ -65,13 +73,13 @@ class HeadState:
 
     @property
     def relative(self) -> Tensor:
-        """(starts,) misfit of the gradient relative to its size."""
+        """Return (starts,) misfit of the gradient relative to its size."""
         relative: Tensor = self.misfit.norm(dim=(-2, -1))
         return relative
 
     @property
     def cost(self) -> Tensor:
-        """(starts,) sum of squares of all equations."""
+        """Return (starts,) sum of squares of all equations."""
         norms = self.mean.square().sum(-1) + self.variance.square().sum(-1)
         cost: Tensor = self.misfit.square().sum((-2, -1)) + NORM_WEIGHT**2 * norms
         return cost
@@ -91,18 +99,18 @@ class HeadEquations:
         dim = gradient.weight.shape[1]
         self.rows = torch.linalg.svd(gradient.weight, full_matrices=False).Vh[: self.count]
         self.constant = dim**0.5  # a picture's features are of this size
-        seen = gradient.weight @ self.rows.mT
+        observed = gradient.weight @ self.rows.mT
         bias = gradient.bias[:, None] * self.constant
-        self.seen = torch.cat([seen, bias], 1) * self._kept[:, None]
-        self.size = self.seen.norm().clamp_min(torch.finfo(seen.dtype).tiny)
+        self.observed = torch.cat([observed, bias], 1) * self._kept[:, None]
+        self.size = self.observed.norm().clamp_min(torch.finfo(observed.dtype).tiny)
         self.noise = float((gradient.noise * self._kept).norm() / self.size)
         # What is in no row space of so many pictures is noise.
-        self.outside = ((gradient.weight - seen @ self.rows) * self._kept[:, None]).norm() / self.size
+        self.outside = ((gradient.weight - observed @ self.rows) * self._kept[:, None]).norm() / self.size
         self._logits = head.weight @ self.rows.mT
 
     @cached_property
     def _norm(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Mean and variance of (a R - shift) / scale: u a - m, and a C a - 2 h a + s."""
+        """Prepare mean and variance of (a R - shift) / scale: u a - m, and a C a - 2 h a + s."""
         inverse, dim = 1 / self.head.scale, len(self.head.scale)
         shifted = self.head.shift * inverse
         mean = self.rows @ inverse / dim
@@ -111,17 +119,30 @@ class HeadEquations:
         return mean, shifted.mean(), square, cross, shifted.square().mean()
 
     def features(self, unknowns: Tensor) -> Tensor:
-        """(..., pictures, dim)."""
+        """Return the features (..., pictures, dim).
+
+        Args:
+            unknowns: (..., pictures, pictures).
+        """
         features: Tensor = unknowns @ self.rows
         return features
 
     def unknowns(self, features: Tensor) -> Tensor:
-        """The nearest of features (..., pictures, dim)."""
+        """Solve for the unknowns of the nearest features.
+
+        Args:
+            features: (..., pictures, dim).
+        """
         unknowns: Tensor = features @ self.rows.mT
         return unknowns
 
     def state(self, unknowns: Tensor, targets: Tensor) -> HeadState:
-        """Where the equations stand at some unknowns; targets (starts, pictures, classes)."""
+        """Evaluate the equations.
+
+        Args:
+            unknowns: (starts, pictures, pictures).
+            targets: (starts, pictures, classes).
+        """
         probabilities = torch.softmax(unknowns @ self._logits.mT + self.head.bias, -1)
         slopes = (probabilities - targets) * self._kept / self.count
         misfit = self.misfit(unknowns, slopes)
@@ -131,18 +152,32 @@ class HeadEquations:
         return HeadState(unknowns, slopes, probabilities, misfit, mean, variance)
 
     def misfit(self, unknowns: Tensor, slopes: Tensor) -> Tensor:
-        """(starts, classes, pictures + 1): what the gradient is not, relative to its size."""
-        misfit: Tensor = (slopes.mT @ self._with_constant(unknowns) - self.seen) / self.size
+        """Return (starts, classes, pictures + 1): the unexplained part of the gradient, relative to its size.
+
+        Args:
+            unknowns: (starts, pictures, pictures).
+            slopes: (starts, pictures, classes).
+        """
+        misfit: Tensor = (slopes.mT @ self._with_constant(unknowns) - self.observed) / self.size
         return misfit
 
     def steps(self, state: HeadState) -> Tensor:
-        """(starts, pictures, classes, pictures): derivative of a picture's slopes by its unknowns."""
+        """Differentiate a picture's slopes by its unknowns: (starts, pictures, classes, pictures).
+
+        Args:
+            state: Where.
+        """
         inner = self._logits - (state.probabilities @ self._logits)[..., None, :]
         steps: Tensor = (state.probabilities * self._kept)[..., None] * inner / self.count
         return steps
 
     def normal(self, state: HeadState, *, variance: bool = True) -> tuple[Tensor, Tensor]:
-        """The Gauss-Newton matrix (starts, n, n) and the gradient (starts, n) of half the cost, n = pictures ** 2."""
+        """Compute the Gauss-Newton matrix (starts, n, n) and the gradient (starts, n) of half the cost, n = pictures^2.
+
+        Args:
+            state: Where.
+            variance: Whether LayerNorm's variance counts.
+        """
         count, steps, unknowns = self.count, self.steps(state), state.unknowns
         extended = self._with_constant(unknowns)
         flat = steps.transpose(1, 2).flatten(2)
@@ -158,35 +193,54 @@ class HeadEquations:
         slope = self.pulled(state, state.misfit, steps)
         u, _, square, cross, _ = self._norm
         rows = 2 * (unknowns @ square - cross) * float(variance)
-        own = u[:, None] * u + rows[..., :, None] * rows[..., None, :]
-        matrix[:, diagonal, :, diagonal, :] += NORM_WEIGHT**2 * own.transpose(0, 1)
+        curvature = u[:, None] * u + rows[..., :, None] * rows[..., None, :]
+        matrix[:, diagonal, :, diagonal, :] += NORM_WEIGHT**2 * curvature.transpose(0, 1)
         slope = slope + NORM_WEIGHT**2 * (state.mean[..., None] * u + state.variance[..., None] * rows)
         return matrix.reshape(-1, count**2, count**2), slope.flatten(1)
 
     def pulled(self, state: HeadState, misfit: Tensor, steps: Tensor) -> Tensor:
-        """(starts, pictures, pictures): the transposed derivative of the misfit, times one."""
+        """Multiply a misfit by the transposed derivative of the misfit: (starts, pictures, pictures).
+
+        Args:
+            state: Where.
+            misfit: (starts, classes, pictures + 1).
+            steps: Of that state.
+        """
         direct = state.slopes @ misfit[..., : self.count]
         through = torch.einsum("sbk,sbkj->sbj", self._with_constant(state.unknowns) @ misfit.mT, steps)
         pulled: Tensor = (direct + through) / self.size
         return pulled
 
     def moved_slopes(self, state: HeadState, change: Tensor) -> Tensor:
-        """(starts, pictures, classes): how slopes change with the unknowns, to first order."""
+        """Return (starts, pictures, classes): how slopes change with the unknowns, to first order.
+
+        Args:
+            state: Where.
+            change: (starts, pictures, pictures) of the unknowns.
+        """
         logits = change @ self._logits.mT
         weighted = state.probabilities * logits
         moved: Tensor = (weighted - state.probabilities * weighted.sum(-1, keepdim=True)) / self.count
         return moved
 
     def solved(self, slopes: Tensor) -> Tensor:
-        """The unknowns if these were the slopes: least squares."""
+        """Solve for the unknowns by least squares, given slopes.
+
+        Args:
+            slopes: (..., pictures, classes).
+        """
         gram = slopes @ slopes.mT
-        right = slopes @ self.seen[:, : self.count]
+        right = slopes @ self.observed[:, : self.count]
         solved: Tensor = torch.linalg.lstsq(gram, right).solution
         return solved
 
     def targets(self, unknowns: Tensor) -> Tensor:
-        """(pictures, classes): the targets that leave the least misfit in every row, at some unknowns."""
-        slopes = torch.linalg.lstsq(self._with_constant(unknowns).mT, self.seen.mT).solution
+        """Return the targets (pictures, classes) that leave the least misfit in every row.
+
+        Args:
+            unknowns: (pictures, pictures).
+        """
+        slopes = torch.linalg.lstsq(self._with_constant(unknowns).mT, self.observed.mT).solution
         targets: Tensor = torch.softmax(unknowns @ self._logits.mT + self.head.bias, -1) - self.count * slopes
         return targets
 

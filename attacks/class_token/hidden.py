@@ -17,20 +17,24 @@ ATTEMPTS = 6  # of a step, with more damping each time
 
 
 def solve_known(equations: HeadEquations, unknowns: Tensor, targets: Tensor, hidden: int) -> HeadState:
-    """Levenberg-Marquardt on all unknowns and the slopes of the last ``hidden`` pictures; targets of the others count.
+    """Solve for all unknowns and the slopes of the last pictures, whose targets do not count, by Levenberg-Marquardt.
 
-    ``unknowns`` (pictures, pictures) and ``targets`` (pictures, classes) are where it begins.
+    Args:
+        equations: Of the head.
+        unknowns: (pictures, pictures) where it begins.
+        targets: (pictures, classes).
+        hidden: How many last pictures.
     """
-    known = equations.count - hidden
+    known_count = equations.count - hidden
     state = equations.state(unknowns[None], targets[None])
-    state = _with_slopes(equations, unknowns, targets, state.slopes[0, known:])
+    state = _with_slopes(equations, unknowns, targets, state.slopes[0, known_count:])
     damping = 1e-2
     for _ in range(ITERATIONS):
         if float(state.relative) < SOLVED:
             break
         matrix, slope = equations.normal(state)
-        beside = torch.cat([state.unknowns[0], torch.full_like(unknowns[:, :1], equations.constant)], 1)[known:]
-        mixed = _pulls(equations, state)[known:] * equations.size
+        beside = torch.cat([state.unknowns[0], torch.full_like(unknowns[:, :1], equations.constant)], 1)[known_count:]
+        mixed = _pulls(equations, state)[known_count:] * equations.size
         gram = beside @ beside.mT
         at_slopes = beside @ state.misfit[0].mT
         for _ in range(ATTEMPTS):
@@ -42,14 +46,14 @@ def solve_known(equations: HeadEquations, unknowns: Tensor, targets: Tensor, hid
             factor, failed = torch.linalg.cholesky_ex(reduced)
             change = -torch.cholesky_solve(right[:, None], factor)[:, 0]
             moved = -inverse @ (at_slopes + mixed @ change) * equations.size
-            tried = _with_slopes(
+            trial = _with_slopes(
                 equations,
                 state.unknowns[0] + change.view_as(unknowns),
                 targets,
-                state.slopes[0, known:] + moved,
+                state.slopes[0, known_count:] + moved,
             )
-            if not failed and bool(tried.cost < state.cost):
-                state, damping = tried, damping / 5
+            if not failed and bool(trial.cost < state.cost):
+                state, damping = trial, damping / 5
                 break
             damping *= 4
         else:
@@ -58,15 +62,15 @@ def solve_known(equations: HeadEquations, unknowns: Tensor, targets: Tensor, hid
 
 
 def _with_slopes(equations: HeadEquations, unknowns: Tensor, targets: Tensor, slopes: Tensor) -> HeadState:
-    """The state where the last pictures have slopes of their own, which do not follow from their unknowns."""
-    state, known = equations.state(unknowns[None], targets[None]), len(unknowns) - len(slopes)
-    state.slopes[0, known:] = slopes
-    state.probabilities[0, known:] = 0  # so that the slopes have no derivative
+    """Return the state where the last pictures have slopes of their own, which do not follow from their unknowns."""
+    state, known_count = equations.state(unknowns[None], targets[None]), len(unknowns) - len(slopes)
+    state.slopes[0, known_count:] = slopes
+    state.probabilities[0, known_count:] = 0  # so that the slopes have no derivative
     return replace(state, misfit=equations.misfit(state.unknowns, state.slopes))
 
 
 def _pulls(equations: HeadEquations, state: HeadState) -> Tensor:
-    """(pictures, classes, n): the transposed derivative of the misfit times what one more slope adds to it."""
+    """Return (pictures, classes, n): the misfit's transposed derivative times what one more slope adds to it."""
     unknowns, steps = state.unknowns[0], equations.steps(state)[0]
     gram = unknowns @ unknowns.mT + equations.constant**2
     direct = torch.einsum("ak,bj->bkaj", state.slopes[0], unknowns)

@@ -12,12 +12,16 @@ Labels = tuple[int, ...]
 
 
 def shown_counts(head: Head, gradient: HeadGradient) -> Tensor:
-    """(classes,) that no count of pictures of a class is below, up to noise.
+    """Return (classes,) that no count of pictures of a class is below, up to noise.
 
     The slopes of a class c are p_bc, less 1 - s for its n_c pictures and less s / K for all. Their sum over the batch
     is the gradient g_c of the bias, and p_bc is positive. The sum of their sizes is at least |G_c| over the norm that
     all normalised features have in common, and at most g_c + 2 (1 - s) n_c / B: what a sum of such vectors is too long
     for is a label.
+
+    Args:
+        head: As the server sent it.
+        gradient: Of the head.
     """
     share = gradient.smoothing / len(gradient.bias)
     inner = (gradient.weight - gradient.bias[:, None] * head.shift) / head.scale
@@ -27,26 +31,39 @@ def shown_counts(head: Head, gradient: HeadGradient) -> Tensor:
     return counts
 
 
-def least_counts(shown: Tensor) -> Tensor:
-    """(classes,) how many pictures of each class there are at least."""
-    return torch.ceil(shown - SLACK).clamp_min(0).long()
+def least_counts(lower_bounds: Tensor) -> Tensor:
+    """Return (classes,) how many pictures of each class there are at least.
+
+    Args:
+        lower_bounds: (classes,) of ``shown_counts``.
+    """
+    return torch.ceil(lower_bounds - SLACK).clamp_min(0).long()
 
 
-def likeliest(shown: Tensor, pictures: int) -> Labels:
-    """Labels, sorted: the least counts, and for the rest of the pictures the classes that are shown most beyond."""
-    counts = least_counts(shown)
+def likeliest(lower_bounds: Tensor, pictures: int) -> Labels:
+    """Return the likeliest labels, sorted: the least counts, then the classes that are shown most beyond.
+
+    Args:
+        lower_bounds: (classes,) of ``shown_counts``.
+        pictures: How many.
+    """
+    counts = least_counts(lower_bounds)
     while int(counts.sum()) < pictures:
-        counts[int((shown - BEYOND * counts).argmax())] += 1
+        counts[int((lower_bounds - BEYOND * counts).argmax())] += 1
     while int(counts.sum()) > pictures:  # under noise more seem to be shown than there are
-        counts[int(torch.where(counts > 0, shown - counts, torch.inf).argmin())] -= 1
+        counts[int(torch.where(counts > 0, lower_bounds - counts, torch.inf).argmin())] -= 1
     return tuple(torch.repeat_interleave(torch.arange(len(counts)), counts.cpu()).tolist())
 
 
 def labels_of(targets: Tensor, gradient: HeadGradient) -> tuple[Labels, float]:
-    """Labels of targets that were solved for, and how far these are from what targets can be.
+    """Read the labels of targets that were solved for, and how far these are from what targets can be.
 
     A picture's target is its label, and of mixed pictures a share of its label and the rest of its partner's. The share
     is the same in the whole batch, and partners have each other's labels: whole numbers add up.
+
+    Args:
+        targets: (pictures, classes).
+        gradient: Of the head.
     """
     shares = (targets - gradient.smoothing / targets.shape[1]) / (1 - gradient.smoothing)
     most, second = shares.topk(2, dim=1).values.unbind(1)

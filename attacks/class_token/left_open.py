@@ -30,11 +30,20 @@ class OpenSolution:
 def solve_open(
     head: Head, gradient: HeadGradient, labels: Labels | None, generator: torch.Generator
 ) -> OpenSolution | None:
-    """The best that was found; None where so many rows would be left out that the others decide nothing."""
+    """Return the best solution; None where so many rows would be left out that the remaining ones decide nothing.
+
+    Args:
+        head: As the server sent it.
+        gradient: Of the head.
+        labels: Where they are told, in any order.
+        generator: Of the starts, on the CPU.
+    """
     full = HeadEquations(head, gradient)
-    shown = shown_counts(head, gradient)
-    likely = torch.tensor(likeliest(shown, full.count) if labels is None else labels, device=shown.device)
-    left_open = set(likely.tolist()) | (set((shown > SLACK).nonzero().flatten().tolist()) if labels is None else set())
+    lower_bounds = shown_counts(head, gradient)
+    likely = torch.tensor(likeliest(lower_bounds, full.count) if labels is None else labels, device=lower_bounds.device)
+    left_open = set(likely.tolist()) | (
+        set((lower_bounds > SLACK).nonzero().flatten().tolist()) if labels is None else set()
+    )
     begun = torch.stack([begin(full, likely, start, generator) for start in STARTS])
     targets = gradient.targets(likely)[None]
     best: OpenSolution | None = None
@@ -55,6 +64,6 @@ def solve_open(
 
 
 def _decided(equations: HeadEquations, left_open: Collection[int]) -> bool:
-    """Whether there are more equations than unknowns: of the rows that are left, and LayerNorm's mean and variance."""
+    """Tell whether the remaining rows, and LayerNorm's mean and variance, are more equations than unknowns."""
     count, rows = equations.count, len(equations.gradient.bias) - len(left_open)
     return rows * (count + 1) + 2 * count > count**2

@@ -25,9 +25,16 @@ STARTS = (SearchStart(0, 0), SearchStart(0.3, 0.3), SearchStart(0.6, 0.3), Searc
 
 
 def begin(equations: HeadEquations, labels: Tensor, start: SearchStart, generator: torch.Generator) -> Tensor:
-    """Unknowns (pictures, pictures) to start from."""
-    seen = -equations.gradient.weight[labels]
-    features = seen / seen.norm(dim=1, keepdim=True).clamp_min(torch.finfo(seen.dtype).tiny)
+    """Compute unknowns (pictures, pictures) to start from.
+
+    Args:
+        equations: Of the head.
+        labels: (pictures,) int64.
+        start: Which start.
+        generator: On the CPU.
+    """
+    rows = -equations.gradient.weight[labels]
+    features = rows / rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
     classes = equations.head.weight[labels]
     noise = (
         torch.randn(features.shape, generator=generator, dtype=torch.float64).to(features) / features.shape[1] ** 0.5
@@ -41,6 +48,11 @@ def fixed_point(equations: HeadEquations, labels: Tensor, generator: torch.Gener
 
     Pictures of one label would start alike, and stay so: where labels occur twice, noise tells them apart.
 
+    Args:
+        equations: Of the head.
+        labels: (pictures,) int64.
+        generator: On the CPU.
+
     References:
         Walker and Ni, "Anderson acceleration for fixed-point iterations", SIAM J. Numer. Anal., 2011.
     """
@@ -50,12 +62,12 @@ def fixed_point(equations: HeadEquations, labels: Tensor, generator: torch.Gener
     points: list[Tensor] = []
     moves: list[Tensor] = []
     for _ in range(ITERATIONS):
-        here = equations.state(unknowns[None], targets[None])
-        if not bool(torch.isfinite(here.relative)):
+        state = equations.state(unknowns[None], targets[None])
+        if not bool(torch.isfinite(state.relative)):
             break
-        best = here if here.relative < best.relative else best
-        again = equations.head.normed(equations.features(equations.solved(here.slopes[0])))
-        mapped = equations.unknowns(again)
+        best = state if state.relative < best.relative else best
+        features = equations.head.normed(equations.features(equations.solved(state.slopes[0])))
+        mapped = equations.unknowns(features)
         move = (mapped - unknowns).flatten()
         points, moves = [*points, mapped.flatten()][-DEPTH:], [*moves, move][-DEPTH:]
         if move.norm() < SETTLED**0.5 * mapped.norm():
@@ -75,7 +87,7 @@ def _mixed(points: list[Tensor], moves: list[Tensor]) -> Tensor:
 
 
 def _without_norm(equations: HeadEquations, state: HeadState, targets: Tensor) -> HeadState:
-    """Plain steps of the fixed point near its end: LayerNorm's variance is 1 only but for its epsilon."""
+    """Take plain steps of the fixed point near its end: LayerNorm's variance is 1 only but for its epsilon."""
     if not bool(torch.isfinite(state.relative)):
         return state
     for _ in range(DEPTH):
@@ -87,7 +99,14 @@ def _without_norm(equations: HeadEquations, state: HeadState, targets: Tensor) -
 
 
 def minimise(equations: HeadEquations, unknowns: Tensor, targets: Tensor, *, iterations: int = ITERATIONS) -> HeadState:
-    """Levenberg-Marquardt from several starts at once; stops where one reaches rounding, or none moves."""
+    """Run Levenberg-Marquardt from several starts at once, until one reaches rounding or none moves.
+
+    Args:
+        equations: Of the head.
+        unknowns: (starts, pictures, pictures).
+        targets: (starts, pictures, classes).
+        iterations: At most.
+    """
     state = equations.state(unknowns, targets)
     damping = torch.full_like(state.cost, 1e-2)
     for _ in range(iterations):
@@ -99,7 +118,13 @@ def minimise(equations: HeadEquations, unknowns: Tensor, targets: Tensor, *, ite
 
 
 def polish(equations: HeadEquations, state: HeadState, targets: Tensor) -> HeadState:
-    """Gauss-Newton steps without the variance, which LayerNorm's epsilon makes a little less than 1."""
+    """Take Gauss-Newton steps without the variance, which LayerNorm's epsilon makes a little less than 1.
+
+    Args:
+        equations: Of the head.
+        state: Where it begins.
+        targets: (1, pictures, classes).
+    """
     for _ in range(4):
         matrix, slope = equations.normal(state, variance=False)
         matrix.diagonal(dim1=-2, dim2=-1).mul_(1 + 1e-12)
@@ -117,23 +142,23 @@ def polish(equations: HeadEquations, state: HeadState, targets: Tensor) -> HeadS
 def _step(
     equations: HeadEquations, state: HeadState, targets: Tensor, matrix: Tensor, slope: Tensor, damping: Tensor
 ) -> tuple[HeadState, Tensor, bool]:
-    """One step of every start that finds a better place; the damping of others grows."""
+    """Take one step of every start that finds a better place; raise the damping of all that do not."""
     diagonal = matrix.diagonal(dim1=-2, dim2=-1).clamp_min(1e-14)
     unknowns, cost = state.unknowns.clone(), state.cost
-    before = cost.clone()
+    old_cost = cost.clone()
     waiting = torch.ones_like(cost, dtype=torch.bool)
     for _ in range(6):
         damped = matrix + torch.diag_embed(damping[:, None] * diagonal)
         factor, failed = torch.linalg.cholesky_ex(damped)
         change = torch.cholesky_solve(slope[..., None], factor)[..., 0].view_as(unknowns)
-        tried = state.unknowns - change
-        costs = torch.where(failed > 0, torch.inf, equations.state(tried, targets).cost).nan_to_num(torch.inf)
+        trial = state.unknowns - change
+        costs = torch.where(failed > 0, torch.inf, equations.state(trial, targets).cost).nan_to_num(torch.inf)
         better = waiting & (costs < cost)
-        unknowns = torch.where(better[:, None, None], tried, unknowns)
+        unknowns = torch.where(better[:, None, None], trial, unknowns)
         cost = torch.where(better, costs, cost)
         damping = torch.where(waiting, torch.where(better, damping / 5, damping * 4), damping)
         waiting = waiting & ~better
         if not waiting.any():
             break
-    moved = bool((cost < before * (1 - 1e-6)).any())
+    moved = bool((cost < old_cost * (1 - 1e-6)).any())
     return equations.state(unknowns, targets), damping, moved

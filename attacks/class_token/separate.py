@@ -74,7 +74,7 @@ def separate(head: Head, gradient: HeadGradient, labels: Labels | None, *, gener
 def _separate_mixed(
     head: Head, gradient: HeadGradient, labels: Labels | None, generator: torch.Generator
 ) -> Separation:
-    """Targets are unknown shares of two labels: those rows decide that hold none, and all rows must fit after."""
+    """Separate mixed pictures: the rows without their labels decide, and all rows must fit afterwards."""
     solution = solve_open(head, gradient, labels, generator)
     if solution is None:
         raise AttackFailedError("more rows of the head belong to labels than the mixed pictures can be told without")
@@ -97,17 +97,17 @@ def _separate_mixed(
 
 
 def _solved(equations: HeadEquations, labels: Labels | None, generator: torch.Generator) -> _Solution:
-    """The labels and unknowns of least misfit that were found."""
-    shown = shown_counts(equations.head, equations.gradient)
-    likely = likeliest(shown, equations.count) if labels is None else tuple(sorted(labels))
+    """Find the labels and unknowns of least misfit."""
+    lower_bounds = shown_counts(equations.head, equations.gradient)
+    likely = likeliest(lower_bounds, equations.count) if labels is None else tuple(sorted(labels))
     best = _Solution(likely, fixed_point(equations, _tensor(equations, likely), generator))
     if equations.count > DENSE or _done(best):
         return best
-    known = least_counts(shown)
-    hidden = equations.count - int(known.sum())
+    certain_counts = least_counts(lower_bounds)
+    hidden = equations.count - int(certain_counts.sum())
     if labels is None and 0 < hidden < equations.count:
         for number in range(TRIES):
-            sure = _fewer(known, number // len(STARTS), generator)
+            sure = _fewer(certain_counts, number // len(STARTS), generator)
             solution = _with_hidden(equations, sure, likely, STARTS[number % len(STARTS)], generator)
             best = min(best, solution, key=_misfit)
             if _done(best):
@@ -116,45 +116,47 @@ def _solved(equations: HeadEquations, labels: Labels | None, generator: torch.Ge
     return min(best, ends, key=_misfit)
 
 
-def _fewer(known: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Counts less some at random, which are then solved with the hidden ones: another way past poor minima."""
-    labels = torch.repeat_interleave(torch.arange(len(known)), known.cpu())
-    kept = labels[torch.randperm(len(labels), generator=generator)[min(count, len(labels) - 1) :]]
-    return torch.bincount(kept, minlength=len(known)).to(known)
+def _fewer(counts: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Drop some counts at random, which are then solved with the hidden ones: another way past poor minima."""
+    labels = torch.repeat_interleave(torch.arange(len(counts)), counts.cpu())
+    remaining = labels[torch.randperm(len(labels), generator=generator)[min(count, len(labels) - 1) :]]
+    return torch.bincount(remaining, minlength=len(counts)).to(counts)
 
 
 def _with_hidden(
-    equations: HeadEquations, known: Tensor, likely: Labels, start: SearchStart, generator: torch.Generator
+    equations: HeadEquations, certain_counts: Tensor, likely: Labels, start: SearchStart, generator: torch.Generator
 ) -> _Solution:
-    """Solve for the pictures of known labels, then for the others by themselves, then for all together."""
-    sure = torch.repeat_interleave(torch.arange(len(known)), known.cpu()).tolist()
-    others = list(likely)
+    """Solve for the pictures of known labels, then for the hidden ones by themselves, then for all."""
+    sure = torch.repeat_interleave(torch.arange(len(certain_counts)), certain_counts.cpu()).tolist()
+    hidden_labels = list(likely)
     for label in sure:
-        others.remove(label)
-    begun = _tensor(equations, (*sure, *others))
+        hidden_labels.remove(label)
+    begun = _tensor(equations, (*sure, *hidden_labels))
     gradient = equations.gradient
-    state = solve_known(equations, begin(equations, begun, start, generator), gradient.targets(begun), len(others))
+    state = solve_known(
+        equations, begin(equations, begun, start, generator), gradient.targets(begun), len(hidden_labels)
+    )
     slopes, unknowns = state.slopes[0, : len(sure)], state.unknowns[0, : len(sure)]
-    share = equations.count / len(others)
-    rest = replace(
+    share = equations.count / len(hidden_labels)
+    remainder = replace(
         gradient,
         weight=(gradient.weight - slopes.mT @ equations.features(unknowns)) * share,
         bias=(gradient.bias - slopes.sum(0)) * share,
-        pictures=len(others),
+        pictures=len(hidden_labels),
     )
-    smaller = HeadEquations(equations.head, rest)
-    apart = _solved(smaller, None, generator)
-    together = torch.cat([unknowns, equations.unknowns(smaller.features(apart.state.unknowns[0]))])
-    labels = (*sure, *apart.labels)
+    smaller = HeadEquations(equations.head, remainder)
+    separate_solution = _solved(smaller, None, generator)
+    all_unknowns = torch.cat([unknowns, equations.unknowns(smaller.features(separate_solution.state.unknowns[0]))])
+    labels = (*sure, *separate_solution.labels)
     targets = gradient.targets(_tensor(equations, labels))[None]
-    return _Solution(labels, polish(equations, minimise(equations, together[None], targets), targets))
+    return _Solution(labels, polish(equations, minimise(equations, all_unknowns[None], targets), targets))
 
 
 def _from_starts(equations: HeadEquations, labels: Labels, generator: torch.Generator) -> _Solution:
-    """The best of several starts with the same labels."""
-    chosen = _tensor(equations, labels)
-    begun = torch.stack([begin(equations, chosen, start, generator) for start in STARTS])
-    targets = equations.gradient.targets(chosen)[None]
+    """Return the best of several starts with the same labels."""
+    label_tensor = _tensor(equations, labels)
+    begun = torch.stack([begin(equations, label_tensor, start, generator) for start in STARTS])
+    targets = equations.gradient.targets(label_tensor)[None]
     state = minimise(equations, begun, targets.expand(len(begun), -1, -1))
     best = equations.state(state.unknowns[state.cost.argmin()][None], targets)
     return _Solution(labels, polish(equations, best, targets))
@@ -177,13 +179,13 @@ def _misfit_of(equations: HeadEquations, state: HeadState) -> float:
 
 
 def _dense_bounds(equations: HeadEquations, state: HeadState) -> Tensor:
-    """(pictures,) how far a misfit of norm 1 can move each: the norm of its rows of the pseudoinverse."""
+    """Return (pictures,) how far a misfit of norm 1 can move each: the norm of its rows of the pseudoinverse."""
     bounds: Tensor = (_within(equations, state).square() + _given_slopes(equations, state).square()).sqrt()
     return bounds
 
 
 def _within(equations: HeadEquations, state: HeadState) -> Tensor:
-    """The same, in the row space of the gradient."""
+    """Return the same bound, in the row space of the gradient."""
     count = equations.count
     matrix, _ = equations.normal(state, variance=False)
     factor, failed = torch.linalg.cholesky_ex(matrix[0])
@@ -197,7 +199,7 @@ def _within(equations: HeadEquations, state: HeadState) -> Tensor:
 
 
 def _contraction_bounds(equations: HeadEquations, state: HeadState, generator: torch.Generator) -> Tensor:
-    """As of ``_dense_bounds`` and never less, without its matrix: from how fast the fixed point contracts."""
+    """Return a bound no less than ``_dense_bounds``, without its matrix: from how fast the fixed point contracts."""
     alone = _given_slopes(equations, state)
     shape = state.unknowns[0].shape
     change = torch.randn(shape, generator=generator, dtype=torch.float64).to(state.unknowns)
@@ -218,7 +220,7 @@ def _contraction_bounds(equations: HeadEquations, state: HeadState, generator: t
 
 
 def _given_slopes(equations: HeadEquations, state: HeadState) -> Tensor:
-    """(pictures,) the bound if the slopes were known."""
+    """Return (pictures,) the bound if the slopes were known."""
     gram = state.slopes[0] @ state.slopes[0].mT
     inverse = torch.linalg.pinv(gram, hermitian=True)
     singular = torch.linalg.matrix_rank(gram, hermitian=True) < equations.count

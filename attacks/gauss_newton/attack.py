@@ -78,11 +78,20 @@ class GaussNewton(ClosedFacts[VitClassifier]):
     optimises = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """Gradients of the embeddings, and of the linear layers of four blocks and the head."""
+        """Return the names of the embeddings' gradients, and of those of the linear layers of four blocks and the head.
+
+        Args:
+            model: The model.
+        """
         return compared_tensors(model)
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs one step, few enough patches and unknowns, and the prior."""
+        """Require one step, few enough patches and unknowns, and the prior.
+
+        Args:
+            model: The model.
+            threat: What the attacker is granted.
+        """
         if threat.update == "delta" and threat.local_steps > 1:
             return f"compares one gradient, not the sum of {threat.local_steps} steps"
         if threat.batch_size > 1 and model.defended:
@@ -94,7 +103,12 @@ class GaussNewton(ClosedFacts[VitClassifier]):
         )
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """Takes into account what MJP does, where no mask leaves too much open; noise and rounding mislead it."""
+        """Account for what MJP does, unless every mask leaves too much open; noise and rounding mislead the attack.
+
+        Args:
+            model: The model.
+            threat: What the attacker is granted.
+        """
         del threat
         return MJP if model.defended and self._too_many(model.grid**4) is None else frozenset()
 
@@ -155,7 +169,7 @@ class GaussNewton(ClosedFacts[VitClassifier]):
         )
 
     def _size_refusal(self, model: VitClassifier, pictures: int) -> str | None:
-        """Why so many pictures leave too much open; None if they do not, or the masks of an upload decide."""
+        """Say why so many pictures leave too much open; None if they do not, or the masks of an upload decide."""
         patches, dimensions = model.grid**2, model.get_parameter(names.POSITION_EMBEDDING).shape[-1]
         if pictures * patches > dimensions:
             return (
@@ -178,7 +192,7 @@ def _starts(
     model: VitClassifier,
     generator: torch.Generator,
 ) -> Iterator[Tensor]:
-    """Unknowns to begin at: a batch's tokens where the upload states them, the most natural picture, and noise."""
+    """Yield unknowns to begin at: a batch's tokens if the upload states them, the most natural picture, noise."""
     if len(labels) > 1 and states_tokens(model, len(labels)):
         patches = by_tokens(gradients, affine, labels, model, generator)
         if patches is not None:
@@ -189,12 +203,12 @@ def _starts(
 
 
 def _share(residuals: Residuals, space: OpenSpace, number: int, unknowns: Tensor) -> Tensor:
-    """What one picture adds to the residuals, as a function of its unknowns."""
+    """Compute what one picture adds to the residuals, as a function of its unknowns."""
     return residuals.share(space.patches(unknowns), number)
 
 
 def _in_order(patches: Tensor, hole: Tensor, model: VitClassifier, generator: torch.Generator) -> Tensor:
     """Put the patches in the hole into the places where they fit."""
-    shown = to_patches(picture(patches, model), model.patch_size)[0]
-    source = reassemble(shown, hole, model.grid, model.patch_size, generator=generator)
+    patch_images = to_patches(picture(patches, model), model.patch_size)[0]
+    source = reassemble(patch_images, hole, model.grid, model.patch_size, generator=generator)
     return patches[source.to(patches.device)]

@@ -73,11 +73,20 @@ class BodyNewton(Attack[VitClassifier]):
     uses_natural_patches = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """Gradients of the linear layers of four blocks and the head."""
+        """Return the names of the gradients of the linear layers of four blocks and the head.
+
+        Args:
+            model: The model.
+        """
         return [name for name in compared_tensors(model) if name not in EMBEDDINGS]
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs one step, no masks, few unknowns, and the prior."""
+        """Require one step, no masks, few unknowns, and the prior.
+
+        Args:
+            model: The model.
+            threat: What the attacker is granted.
+        """
         if threat.update == "delta" and threat.local_steps > 1:
             return f"compares one gradient, not the sum of {threat.local_steps} steps"
         if model.defended:
@@ -91,7 +100,12 @@ class BodyNewton(Attack[VitClassifier]):
         return None
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """Takes into account how loud noise and rounding are, which the server is told."""
+        """Account for the noise and rounding that the server is told of.
+
+        Args:
+            model: The model.
+            threat: What the attacker is granted.
+        """
         del model, threat
         return frozenset({"noisy", "rounded"})
 
@@ -99,17 +113,17 @@ class BodyNewton(Attack[VitClassifier]):
     def reconstruct(
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
-        entrance = TokenEmbedding.of(model)
-        shown, mean = shown_directions(entrance), entrance.prior.mean
-        hidden = (mean - mean @ shown.mT @ shown).expand(model.grid**2, -1)
-        space = OpenSpace.of(AffinePatches(hidden, shown), model)
+        embedding = TokenEmbedding.of(model)
+        directions, mean = shown_directions(embedding), embedding.prior.mean
+        hidden = (mean - mean @ directions.mT @ directions).expand(model.grid**2, -1)
+        space = OpenSpace.of(AffinePatches(hidden, directions), model)
         targets = {name: mean_gradient(upload, name, model, threat) for name in self.tensors(model)}
         residuals = Residuals(
             FactoredModel(model, compared_layers(model), threat.label_smoothing),
             targets,
-            torch.tensor(labels_of(upload, model, threat), device=shown.device),
-            torch.zeros(model.grid**2, dtype=torch.bool, device=shown.device),
-            shown,
+            torch.tensor(labels_of(upload, model, threat), device=directions.device),
+            torch.zeros(model.grid**2, dtype=torch.bool, device=directions.device),
+            directions,
             generator=generator,
             levels={name: _noise(target, threat) for name, target in targets.items()},
         )
@@ -120,7 +134,7 @@ class BodyNewton(Attack[VitClassifier]):
             minima.append(self._minimum(residuals, space, (RESTART if minima else 0.0) * noise))
         minimum = min(minima, key=lambda made: made.cost)
         return Reconstruction(
-            torch.cat([_in_order(patches, entrance, model) for patches in space.patches(minimum.point)]),
+            torch.cat([_in_order(patches, embedding, model) for patches in space.patches(minimum.point)]),
             {
                 "residual": math.sqrt(minimum.cost),
                 "unknowns": float(unknowns),
@@ -130,7 +144,7 @@ class BodyNewton(Attack[VitClassifier]):
         )
 
     def _minimum(self, residuals: Residuals, space: OpenSpace, start: Tensor) -> Minimum:
-        """The most likely picture near a start: residuals in units of noise, and unknowns, which have variance 1.
+        """Find the most likely picture near a start: residuals in units of noise, and unknowns, which have variance 1.
 
         The residuals are many, and their squares are averaged. The unknowns count as much as one residual each.
         """
@@ -157,26 +171,30 @@ class BodyNewton(Attack[VitClassifier]):
         )
 
 
-def shown_directions(entrance: TokenEmbedding) -> Tensor:
-    """(rank, values), orthonormal: the directions of a patch that its token shows behind a LayerNorm."""
-    _, singular, right = torch.linalg.svd(entrance.weight)
-    shown: Tensor = right[: int((singular > NEGLIGIBLE * singular[0]).sum())]
-    return shown
+def shown_directions(embedding: TokenEmbedding) -> Tensor:
+    """Return the directions of a patch that its token shows behind a LayerNorm: (rank, values), orthonormal.
+
+    Args:
+        embedding: Of the model.
+    """
+    _, singular, right = torch.linalg.svd(embedding.weight)
+    directions: Tensor = right[: int((singular > NEGLIGIBLE * singular[0]).sum())]
+    return directions
 
 
-def _in_order(patches: Tensor, entrance: TokenEmbedding, model: VitClassifier) -> Tensor:
-    """The picture (1, 3, size, size) behind patches (patches, values) that the network takes as a set."""
-    tokens = patches @ entrance.weight.mT + entrance.shift + entrance.positions
-    return picture(entrance.patches(tokens, entrance.by_prior(tokens, model), model), model)
+def _in_order(patches: Tensor, embedding: TokenEmbedding, model: VitClassifier) -> Tensor:
+    """Put patches (patches, values), which the network takes as a set, into a picture (1, 3, size, size)."""
+    tokens = patches @ embedding.weight.mT + embedding.shift + embedding.positions
+    return picture(embedding.patches(tokens, embedding.by_prior(tokens, model), model), model)
 
 
 def _noise(target: Tensor, threat: ThreatModel) -> float:
-    """Relative distance that noise, rounding and arithmetic are expected to make of an uploaded gradient."""
+    """Return the relative distance that noise, rounding and arithmetic are expected to make of an uploaded gradient."""
     rounded = max(COMPUTED, threat.rounding / math.sqrt(3))
     length = float(target.norm().clamp(min=torch.finfo(target.dtype).tiny))
     return math.hypot(rounded, threat.noise_on(target) * math.sqrt(target.numel()) / length)
 
 
 def _share(residuals: Residuals, space: OpenSpace, number: int, unknowns: Tensor) -> Tensor:
-    """What one picture adds to the residuals, as a function of its unknowns."""
+    """Compute what one picture adds to the residuals, as a function of its unknowns."""
     return residuals.share(space.patches(unknowns), number)

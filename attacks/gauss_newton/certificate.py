@@ -25,19 +25,19 @@ class Certificate:
 
     @property
     def explained(self) -> bool:
-        """Whether rounding explains the distance, so that no further search could do better."""
+        """Tell whether rounding explains the distance, so that no further search could do better."""
         return self.residual <= ROUNDED
 
     @property
     def holds(self) -> bool:
-        """Whether rounding explains the distance, and no wrong picture nearby would have so small a one.
+        """Tell whether rounding explains the distance, and no wrong picture nearby has so small a distance.
 
         Both hold for the pictures as sets of masked patches: their order is in no upload.
         """
         return self.explained and self.error <= ERROR
 
     def diagnostics(self) -> dict[str, float]:
-        """For the trial's row."""
+        """Return the figures for the trial's row."""
         return {"content_certified": float(self.holds), "residual": self.residual, "expected_error": self.error}
 
 

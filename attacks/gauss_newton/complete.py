@@ -35,7 +35,14 @@ class PatchPosterior:
 
     @staticmethod
     def of(space: OpenSpace, point: Tensor, spectrum: tuple[Tensor, Tensor], slopes: Tensor) -> "PatchPosterior":
-        """Of a point (unknowns,), and the spectrum there of the second derivative of likelihood and prior together."""
+        """Build from the end of a search.
+
+        Args:
+            space: That was searched.
+            point: (unknowns,) where it ended.
+            spectrum: Of the second derivative there of likelihood and prior together.
+            slopes: (patches, dim), the loss's gradient at each token.
+        """
         count, rank = len(space.natural), len(space.basis)
         strengths, axes = spectrum
         halves = axes * (strengths - 1).sqrt()  # the prior's is 1
@@ -46,27 +53,37 @@ class PatchPosterior:
         return PatchPosterior(along, precision.view(count, rank, count, rank), pull.view(count, rank), slopes)
 
     def gram(self, space: OpenSpace) -> Tensor:
-        """The second derivative again, by the unknowns of a space."""
+        """Return the second derivative again, (unknowns, unknowns), by the unknowns of a space.
+
+        Args:
+            space: Of whole pictures.
+        """
         precision = self.precision.flatten(2).flatten(0, 1)
         gram: Tensor = space.root.mT @ precision @ space.root
         gram.diagonal().add_(1.0)
         return gram
 
-    def moved(self, places: Tensor, shown: Tensor, entrance: TokenEmbedding) -> "PatchPosterior":
-        """The same tokens in other places (tokens,): patches (rank, values) make up for the positions there."""
-        shifts = entrance.shifts(shown)
+    def moved(self, places: Tensor, directions: Tensor, embedding: TokenEmbedding) -> "PatchPosterior":
+        """Move tokens to other places: their patches change to make up for the positions there.
+
+        Args:
+            places: (tokens,), the new ones.
+            directions: (rank, values) along which patches may change.
+            embedding: Of the model.
+        """
+        shifts = embedding.shifts(directions)
         along = self.along + shifts - shifts[places]
         source = places.argsort()
         precision = self.precision[source][:, :, source]
         return PatchPosterior(in_place(along, places), precision, self.pull[source], self.slopes[source])
 
 
-def complete(stated: PatchPosterior, shown: Tensor, prior: Prior, patch_weight: Entries) -> Tensor:
-    """What is believed of (patches, values), in what tokens show and in what they do not.
+def complete(stated: PatchPosterior, directions: Tensor, prior: Prior, patch_weight: Entries) -> Tensor:
+    """Estimate patches (patches, values), in what tokens show and in what they do not.
 
     Args:
         stated: What the network says.
-        shown: (rank, values) the directions.
+        directions: (rank, values) the directions.
         prior: Of natural pictures.
         patch_weight: Entries of the patch embedding's gradient (dim, values).
     """
@@ -74,35 +91,35 @@ def complete(stated: PatchPosterior, shown: Tensor, prior: Prior, patch_weight: 
     count, values = mean.shape
     precision = prior.precision.view(count, values, count, values).clone()
     right = torch.einsum("avbw,bw->av", precision, mean)
-    precision += torch.einsum("iv,aibj,jw->avbw", shown, stated.precision, shown)
-    right += (torch.einsum("aibj,bj->ai", stated.precision, stated.along) + stated.pull) @ shown
+    precision += torch.einsum("iv,aibj,jw->avbw", directions, stated.precision, directions)
+    right += (torch.einsum("aibj,bj->ai", stated.precision, stated.along) + stated.pull) @ directions
     nothing = torch.zeros(slopes.shape[1], values).to(mean)
     if patch_weight.is_exact:
         patches, _ = _believed(precision, right, slopes, patch_weight.observed(nothing, nothing))
         return patches
-    known = Observations(nothing, nothing)
-    patches, factor = _believed(precision, right, slopes, known)
+    observations = Observations(nothing, nothing)
+    patches, factor = _believed(precision, right, slopes, observations)
     for _ in range(ROUNDS):
-        known = patch_weight.observed(slopes.mT @ patches, _spread(factor, slopes), known)
-        before, (patches, factor) = patches, _believed(precision, right, slopes, known)
-        if float((patches - before).norm()) < SETTLED * float((patches - mean).norm()):
+        observations = patch_weight.observed(slopes.mT @ patches, _spread(factor, slopes), observations)
+        last_patches, (patches, factor) = patches, _believed(precision, right, slopes, observations)
+        if float((patches - last_patches).norm()) < SETTLED * float((patches - mean).norm()):
             break
     return patches
 
 
-def _believed(precision: Tensor, right: Tensor, slopes: Tensor, known: Observations) -> tuple[Tensor, Tensor]:
-    """Patches (patches, values) by observations of what slopes make of them, and a factor of their precision."""
+def _believed(precision: Tensor, right: Tensor, slopes: Tensor, observations: Observations) -> tuple[Tensor, Tensor]:
+    """Estimate patches (patches, values) from observations of D^T X for slopes D; return their precision's factor."""
     count, values = right.shape
     every = torch.arange(values, device=right.device)
     precision = precision.clone()
-    precision[:, every, :, every] += torch.einsum("ak,kv,bk->vab", slopes, known.precision, slopes)
-    right = right + slopes @ (known.precision * known.value)
+    precision[:, every, :, every] += torch.einsum("ak,kv,bk->vab", slopes, observations.precision, slopes)
+    right = right + slopes @ (observations.precision * observations.value)
     factor = torch.linalg.cholesky(precision.view(count * values, -1))
     return torch.cholesky_solve(right.view(-1, 1), factor).view(count, values), factor
 
 
 def _spread(factor: Tensor, slopes: Tensor) -> Tensor:
-    """(dim, values), the variance of what slopes (patches, dim) make of patches."""
+    """Return the variance (dim, values) of D^T X, D being the slopes (patches, dim)."""
     count, values = len(slopes), len(factor) // len(slopes)
     every = torch.arange(values, device=factor.device)
     covariance = torch.cholesky_inverse(factor).view(count, values, count, values)[:, every, :, every]

@@ -15,14 +15,12 @@ from fedmjp.attacks.base import Attack, picture
 from fedmjp.attacks.entries import COARSE, unread
 from fedmjp.attacks.first_block.places import TokenEmbedding
 from fedmjp.attacks.gauss_newton.body import shown_directions
-from fedmjp.attacks.gauss_newton.chosen import anywhere, largest, some
 from fedmjp.attacks.gauss_newton.complete import complete
 from fedmjp.attacks.gauss_newton.levenberg import Minimum, StoppingRule, minimise
 from fedmjp.attacks.gauss_newton.ordered import OrderedResult, OrderedTokens, Ordering, SearchResult, StartPoint
-from fedmjp.attacks.gauss_newton.picked import PickedResiduals
+from fedmjp.attacks.gauss_newton.picked import PickedResiduals, UploadedEntries, anywhere, largest, some
 from fedmjp.attacks.gauss_newton.residuals import compared_tensors
 from fedmjp.attacks.gauss_newton.residuals import refusal as residuals_refusal
-from fedmjp.attacks.gauss_newton.sent import UploadedEntries
 from fedmjp.attacks.gauss_newton.sides import NARROW, WIDE, SignConstraints
 from fedmjp.attacks.gauss_newton.sides import search as by_sides
 from fedmjp.attacks.gauss_newton.space import OpenSpace, Prior
@@ -133,15 +131,24 @@ class NetworkDegraded(Attack[VitClassifier]):
 
     @property
     def usual_seconds(self) -> float:
-        """What a search for the 1,008 unknowns of a small model takes on average; few need all of theirs."""
+        """Return what a search for the 1,008 unknowns of a small model takes on average; few need all of theirs."""
         return min(USUAL, float(self.options.seconds))
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """Gradients of the embeddings, and of the linear layers of four blocks and the head."""
+        """Return the names of the embeddings' gradients, and of those of the linear layers of four blocks and the head.
+
+        Args:
+            model: The model.
+        """
         return compared_tensors(model)
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs one step on one picture, entries that are known but for noise, and few unknowns."""
+        """Require one step on one picture, entries that are known but for noise, and few unknowns.
+
+        Args:
+            model: The model.
+            threat: What the attacker is granted.
+        """
         if threat.update == "delta" and threat.local_steps > 1:
             return f"compares one gradient, not the sum of {threat.local_steps} steps"
         if reason := PatchEmbeddingDegraded().requirement(model, threat) or residuals_refusal(model):
@@ -160,7 +167,12 @@ class NetworkDegraded(Attack[VitClassifier]):
         return None
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """What is done to entries, where what a defence leaves is not hidden by another, and scaling but of signs."""
+        """Account for degraded entries, unless one defence hides what another leaves, and for scaling except of signs.
+
+        Args:
+            model: The model.
+            threat: What the attacker is granted.
+        """
         del model
         if unread(threat) is not None:
             return frozenset()
@@ -171,20 +183,22 @@ class NetworkDegraded(Attack[VitClassifier]):
         self, upload: Upload, model: VitClassifier, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
         began = time.thread_time()
-        (seen,) = PatchEmbeddingDegraded().run([upload], model, threat, generator=generator)
+        (first_result,) = PatchEmbeddingDegraded().run([upload], model, threat, generator=generator)
         if is_clean(upload, threat):
-            return seen
-        entrance, prior = TokenEmbedding.of(model), Prior.of(model)
-        space = OpenSpace.of_shown(shown_directions(entrance), prior)
-        first = (seen.images.to(model.mean.device) - model.mean) / model.std
+            return first_result
+        embedding, prior = TokenEmbedding.of(model), Prior.of(model)
+        space = OpenSpace.of_shown(shown_directions(embedding), prior)
+        first = (first_result.images.to(model.mean.device) - model.mean) / model.std
         start = space.unknowns(to_patches(first.double(), model.patch_size))
         label = torch.tensor(labels_of(upload, model, threat), device=first.device)
-        again = [
-            other for other in further(upload, PicturePrior(model), model, threat) if other.weights == upload.weights
+        repeats = [
+            upload_of_picture
+            for upload_of_picture in further(upload, PicturePrior(model), model, threat)
+            if upload_of_picture.weights == upload.weights
         ]
-        sent = UploadedEntries.of(different([upload, *again]), self.tensors(model), threat, model)
-        known = sent.known()
-        if not any(len(entries.rows) for name, entries in known.items() if name != names.PATCH_WEIGHT):
+        sent = UploadedEntries.of(different([upload, *repeats]), self.tensors(model), threat, model)
+        known_entries = sent.known()
+        if not any(len(entries.rows) for name, entries in known_entries.items() if name != names.PATCH_WEIGHT):
             raise AttackFailedError(f"{self.name}: no entry is left of any gradient")
         until = began + SEARCHED * self.options.seconds
         entries = partial(PickedResiduals, model, label, threat=threat)
@@ -196,46 +210,46 @@ class NetworkDegraded(Attack[VitClassifier]):
             wide = partial(self._by_sides, sides.anywhere, WIDE, until)
             chains = [[SearchMethod(wide, None), SearchMethod(near, near), SearchMethod(near, near)]]
         elif threat.marks & NOISE:
-            few = some(known, len(start), generator)
-            alike = FullSearch(entries(anywhere(known)), entries(anywhere(few)))
-            whole = FullSearch(entries(known), entries(few))
+            few = some(known_entries, len(start), generator)
+            placeless = FullSearch(entries(anywhere(known_entries)), entries(anywhere(few)))
+            whole = FullSearch(entries(known_entries), entries(few))
             near = partial(self._by_all, whole, until)
-            wide = partial(self._by_some, alike, until)
+            wide = partial(self._by_some, placeless, until)
             chains = [
                 [SearchMethod(partial(self._by_some, whole, until), near)],
                 [SearchMethod(wide, None), SearchMethod(near, near)],
             ]
-            stepped = whole if any(entries.step for entries in known.values()) else None
+            stepped = whole if any(entries.step for entries in known_entries.values()) else None
         else:
-            exact = entries(largest(known, len(start)))
+            exact = entries(largest(known_entries, len(start)))
             ends = StoppingRule(enough=float(len(start)), fine=FINE, until=until)
             near = partial(self._by_entries, exact, ends)
             chains = [[SearchMethod(near, near)]]
-        ordering = Ordering(space, entrance, known, model, generator)
-        settled = self._nearest(chains, ordering, start, until)
-        if stepped and settled.found.arrived and settled.found.learned > LITTLE:
-            settled = self._by_steps(stepped, ordering, settled, until)
-        images, found = seen.images, settled.found
-        if found.arrived and found.learned > LITTLE:
-            ordered = settled.ordered or ordering.of(found, began + self.options.seconds)[0]
+        ordering = Ordering(space, embedding, known_entries, model, generator)
+        ordered_result = self._nearest(chains, ordering, start, until)
+        if stepped and ordered_result.found.arrived and ordered_result.found.learned > LITTLE:
+            ordered_result = self._by_steps(stepped, ordering, ordered_result, until)
+        images, result = first_result.images, ordered_result.found
+        if result.arrived and result.learned > LITTLE:
+            ordered = ordered_result.ordered or ordering.of(result, began + self.options.seconds)[0]
             patch_weight = sent.said_of(names.PATCH_WEIGHT, ordered.unscaled)
             images = picture(complete(ordered.stated, space.basis, prior, patch_weight), model)
         diagnostics = {
-            "residual": found.residual,
-            "entries": float(found.count),
+            "residual": result.residual,
+            "entries": float(result.count),
             "unknowns": float(len(start)),
-            "steps": float(found.minimum.steps),
+            "steps": float(result.minimum.steps),
         }
         return Reconstruction(images, {**diagnostics, "uploads_averaged": float(sent.uploads)})
 
     def _by_entries(
         self, residuals: PickedResiduals, ends: StoppingRule, space: OpenSpace, start: StartPoint
     ) -> SearchResult:
-        """By second derivatives."""
+        """Search by second derivatives."""
         return _found(self._minimum(residuals, space, start.unknowns, ends), space, residuals)
 
     def _by_some(self, whole: FullSearch, until: float, space: OpenSpace, start: StartPoint) -> SearchResult:
-        """By second derivatives of some entries, then by first of all, if these tell anything."""
+        """Search by second derivatives of some entries, then by first derivatives of all, if these tell anything."""
         unknowns = start.unknowns
         ends = StoppingRule(enough=float(whole.some.count + len(unknowns)), patience=BRIEF, until=until)
         for share in FEWER:
@@ -244,43 +258,43 @@ class NetworkDegraded(Attack[VitClassifier]):
             unknowns = space.unknowns(coarse.patches(minimum.point))
         near = self._minimum(whole.some, space, unknowns, ends)
         near = replace(near, gram=whole.of_all(near.gram))
-        found = _found(near, space, whole.some)
-        if found.learned < LITTLE or time.thread_time() > until:
-            return found
+        result = _found(near, space, whole.some)
+        if result.learned < LITTLE or time.thread_time() > until:
+            return result
         minimum = whole.search(space, near.point, near.gram, until, self.on_progress)
         return _found(minimum, space, whole.every).after(near.steps)
 
     def _by_all(self, whole: FullSearch, until: float, space: OpenSpace, start: StartPoint) -> SearchResult:
-        """By first derivatives of all entries."""
+        """Search by first derivatives of all entries."""
         gram = whole.gram(space, start.unknowns) if start.gram is None else start.gram
         minimum = whole.search(space, start.unknowns, gram, until, self.on_progress, start.below)
         return _found(minimum, space, whole.every)
 
     def _by_steps(self, whole: FullSearch, ordering: Ordering, settled: OrderedResult, until: float) -> OrderedResult:
-        """On from what was found, where random rounding left the less noise the nearer an entry was to a level.
+        """Search on, knowing that random rounding left the less noise the nearer an entry was to a level.
 
         Where that is, the last candidate says. So costs of two orders do not compare, and the likeliest is taken.
         """
-        space, start, found = ordering.space, ordering.start(settled.found, until), settled.found
+        space, start, result = ordering.space, ordering.start(settled.found, until), settled.found
         for least in LEAST:
             if time.thread_time() > until:
                 return settled
             near = whole.near(space.patches(start.unknowns)[0], least)
-            found = self._by_all(near, until, space, start).after(found.minimum.steps)
-            start, settled = StartPoint(found.minimum.point, found.minimum.gram), OrderedResult(found)
-        return replace(settled, ordered=ordering.as_found(found)) if ordering.sure(found) else settled
+            result = self._by_all(near, until, space, start).after(result.minimum.steps)
+            start, settled = StartPoint(result.minimum.point, result.minimum.gram), OrderedResult(result)
+        return replace(settled, ordered=ordering.as_found(result)) if ordering.sure(result) else settled
 
     def _by_sides(
         self, sides: SignConstraints, widths: Sequence[float], until: float, space: OpenSpace, start: StartPoint
     ) -> SearchResult:
-        """By first derivatives, where of entries signs are known."""
+        """Search by first derivatives, where only the signs of entries are known."""
         minimum = by_sides(sides, space, start.unknowns, widths, until, self.on_progress)
         return SearchResult(minimum, space, sides.residuals, sides.count, math.sqrt(minimum.cost / sides.count))
 
     def _nearest(
         self, chains: Sequence[Sequence[SearchMethod]], ordering: Ordering, start: Tensor, until: float
     ) -> OrderedResult:
-        """Of several searches the first that arrives, or the one that comes nearest."""
+        """Run several searches; return the first that arrives, or the nearest."""
         settled = self._search(chains, ordering, StartPoint(start), until)
         for _ in range(self.options.starts - 1):
             if settled.found.arrived or time.thread_time() > until:
@@ -293,21 +307,24 @@ class NetworkDegraded(Attack[VitClassifier]):
     def _search(
         self, chains: Sequence[Sequence[SearchMethod]], ordering: Ordering, start: StartPoint, until: float
     ) -> OrderedResult:
-        """Of chains the first that leaves no doubt where tokens stand, or the one that explains the upload best."""
-        first, *others = chains
+        """Run chains; return the first that leaves no doubt of places, or the one that explains the upload best."""
+        first, *alternatives = chains
         settled = self._chain(first, ordering, start, until)
-        for chain in others:
+        for chain in alternatives:
             if settled.sure or settled.found.learned < LITTLE or time.thread_time() > until:
                 break
-            other = self._chain(chain, ordering, start, until).after(settled.found.minimum.steps)
-            if other.found.space is ordering.space and other.found.minimum.cost < settled.found.minimum.cost:
-                settled = other
+            alternative = self._chain(chain, ordering, start, until).after(settled.found.minimum.steps)
+            if (
+                alternative.found.space is ordering.space
+                and alternative.found.minimum.cost < settled.found.minimum.cost
+            ):
+                settled = alternative
         return settled
 
     def _chain(
         self, searches: Sequence[SearchMethod], ordering: Ordering, start: StartPoint, until: float
     ) -> OrderedResult:
-        """One after the other, each from where the last one ended, while there is time."""
+        """Run searches one after the other, each from where the last one ended, while there is time."""
         first, *later = searches
         settled = self._settled(first, ordering, start, until)
         for search in later:
@@ -318,36 +335,38 @@ class NetworkDegraded(Attack[VitClassifier]):
         return settled
 
     def _settled(self, search: SearchMethod, ordering: Ordering, start: StartPoint, until: float) -> OrderedResult:
-        """A search, and others from its tokens in their order, until they stand in it or nothing is gained."""
+        """Search, and search again from the ordered tokens, until they stand in order or nothing is gained."""
         if search.again is None:
-            alike = ordering.space.alike
-            return OrderedResult(search.find(alike, StartPoint(alike.unknowns(ordering.space.patches(start.unknowns)))))
-        found = search.find(ordering.space, start)
-        while found.arrived and found.learned > LITTLE and time.thread_time() < until:
-            if ordering.sure(found):
-                return OrderedResult(found, ordering.as_found(found), sure=True)
-            orders = ordering.of(found, until)
-            if not (better := self._better(search.again, ordering, found, orders, until)):
-                return OrderedResult(found, orders[0] if not orders[0].moved else ordering.as_found(found))
-            found = better
-        return OrderedResult(found)
+            placeless = ordering.space.alike
+            return OrderedResult(
+                search.find(placeless, StartPoint(placeless.unknowns(ordering.space.patches(start.unknowns))))
+            )
+        result = search.find(ordering.space, start)
+        while result.arrived and result.learned > LITTLE and time.thread_time() < until:
+            if ordering.sure(result):
+                return OrderedResult(result, ordering.as_found(result), sure=True)
+            orders = ordering.of(result, until)
+            if not (better := self._better(search.again, ordering, result, orders, until)):
+                return OrderedResult(result, orders[0] if not orders[0].moved else ordering.as_found(result))
+            result = better
+        return OrderedResult(result)
 
     def _better(
-        self, again: Find, ordering: Ordering, found: SearchResult, orders: Sequence[OrderedTokens], until: float
+        self, find: Find, ordering: Ordering, result: SearchResult, orders: Sequence[OrderedTokens], until: float
     ) -> SearchResult | None:
-        """What a search from one of these orders finds, if it explains the upload better; from the first that does."""
-        steps, below = found.minimum.steps, found.minimum.cost - GAIN
+        """Return the first search from one of these orders that explains the upload better; None if none does."""
+        steps, below = result.minimum.steps, result.minimum.cost - GAIN
         for ordered in (order for order in orders if order.moved):
             if time.thread_time() > until:
                 break
-            further = again(ordering.space, ordering.begin(ordered, below)).after(steps)
+            further = find(ordering.space, ordering.begin(ordered, below)).after(steps)
             if further.minimum.cost < below:
                 return further
             steps = further.minimum.steps
         return None
 
     def _minimum(self, residuals: PickedResiduals, space: OpenSpace, start: Tensor, ends: StoppingRule) -> Minimum:
-        """The most likely picture near a start."""
+        """Find the most likely picture near a start."""
         steps = self.options.steps
         eye, began = torch.eye(len(start), device=start.device), time.thread_time()
 
@@ -367,5 +386,5 @@ class NetworkDegraded(Attack[VitClassifier]):
 
 
 def _found(minimum: Minimum, space: OpenSpace, residuals: PickedResiduals) -> SearchResult:
-    left = residuals(space.patches(minimum.point)[0])
-    return SearchResult(minimum, space, residuals, residuals.count, float(left.square().mean().sqrt()))
+    remainders = residuals(space.patches(minimum.point)[0])
+    return SearchResult(minimum, space, residuals, residuals.count, float(remainders.square().mean().sqrt()))

@@ -47,69 +47,90 @@ class Evidence:
 
     @staticmethod
     def of(
-        found: PatchPosterior,
+        posterior: PatchPosterior,
         space: OpenSpace,
-        entrance: TokenEmbedding,
+        embedding: TokenEmbedding,
         patch_weight: KnownEntries,
         positions: KnownEntries,
         skipped: int,
     ) -> "Evidence":
-        """Of the tokens of a search; the arguments are those of ``PlacementCost.of``."""
-        slopes, entries = found.slopes, patch_weight.largest(MOST)
-        shown, mean, covariance = space.basis, entrance.prior.mean, entrance.prior.covariance
-        filling, unseen = filled(shown, covariance)
+        """Build from the tokens of a search.
+
+        Args:
+            posterior: Of the tokens, in any order.
+            space: What tokens show of pictures, and how natural it is.
+            embedding: Of the model, with natural patches: they fill what tokens do not show.
+            patch_weight: Entries of the patch embedding's gradient (dim, values).
+            positions: Entries of the position embedding's gradient (tokens, dim).
+            skipped: Tokens before those of patches.
+        """
+        slopes, entries = posterior.slopes, patch_weight.largest(MOST)
+        directions, mean, covariance = space.basis, embedding.prior.mean, embedding.prior.covariance
+        filling, unseen = filled(directions, covariance)
         root = unexplained(slopes, entries, unseen)
-        constant = mean - (shown @ mean) @ filling
-        left = entries.values - slopes.sum(dim=0)[entries.rows] * constant[entries.columns]
-        made = (slopes[:, None, entries.rows] * filling[:, entries.columns]).flatten(0, 1)
-        count, rank = found.along.shape
+        constant = mean - (directions @ mean) @ filling
+        remainder = entries.values - slopes.sum(dim=0)[entries.rows] * constant[entries.columns]
+        contributions = (slopes[:, None, entries.rows] * filling[:, entries.columns]).flatten(0, 1)
+        count, rank = posterior.along.shape
         precision = torch.cholesky_inverse(torch.linalg.cholesky(space.root @ space.root.mT))
         return Evidence(
-            found,
-            entrance.shifts(shown),
-            space.natural @ shown.mT,
+            posterior,
+            embedding.shifts(directions),
+            space.natural @ directions.mT,
             precision.view(count, rank, count, rank),
-            whitened(root, made),
-            whitened(root, left[None])[0],
+            whitened(root, contributions),
+            whitened(root, remainder[None])[0],
             off(slopes, positions, skipped),
         )
 
     @cached_property
     def _explained(self) -> Tensor:
-        """(patches * rank, patches * rank), what the patch embedding's entries say."""
+        """Return (patches * rank, patches * rank), what the patch embedding's entries say."""
         return self.made @ self.made.mT
 
     def along(self, places: Tensor) -> Tensor:
-        """(tokens, rank), the patches of tokens in an order (tokens,) of places."""
+        """Return (tokens, rank), the patches of tokens in an order of places.
+
+        Args:
+            places: (tokens,) the order.
+        """
         return self.found.along + self.shifts - self.shifts[places]
 
     def away(self, places: Tensor) -> Tensor:
-        """(tokens * rank,), how far they are from the most natural picture."""
+        """Return (tokens * rank,), how far patches are from the most natural picture.
+
+        Args:
+            places: (tokens,) the order.
+        """
         return (self.along(places) - self.natural[places]).flatten()
 
-    def begun(self, places: Tensor, drawn: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
-        """The cost of an order with tokens as found, and (tokens * rank,) the slope by which they are estimated anew.
+    def begun(self, places: Tensor, drawn: Tensor, remainder: Tensor) -> tuple[Tensor, Tensor]:
+        """Return an order's cost with tokens as found, and the slope (tokens * rank,) by which they are estimated anew.
 
         Args:
             places: (tokens,) the order.
             drawn: (tokens * rank,) how far patches are from the most natural picture, times its precision.
-            left: (entries,), what patches leave unexplained of the patch embedding's.
+            remainder: (entries,), what patches leave unexplained of the patch embedding's.
         """
-        before = self.away(places) @ drawn + left @ left + self.alone.gather(1, places[:, None]).sum()
-        return before, self.found.pull.flatten() - drawn + self.made @ left
+        cost = self.away(places) @ drawn + remainder @ remainder + self.alone.gather(1, places[:, None]).sum()
+        return cost, self.found.pull.flatten() - drawn + self.made @ remainder
 
     def weighed(self, places: Tensor) -> "WeighedOrder":
-        """An order (tokens,) of places."""
+        """Weigh an order, so that neighbouring orders are quick to weigh.
+
+        Args:
+            places: (tokens,) the order.
+        """
         precision = self.precision[places][:, :, places].flatten(2).flatten(0, 1)
-        said = self.found.precision.flatten(2).flatten(0, 1)
-        factor = torch.linalg.cholesky(said + precision + self._explained)
-        left = self.left - self.along(places).flatten() @ self.made
-        return WeighedOrder(self, places, precision, precision @ self.away(places), left, factor)
+        likelihood = self.found.precision.flatten(2).flatten(0, 1)
+        factor = torch.linalg.cholesky(likelihood + precision + self._explained)
+        remainder = self.left - self.along(places).flatten() @ self.made
+        return WeighedOrder(self, places, precision, precision @ self.away(places), remainder, factor)
 
     def likeliest(
         self, orders: Iterable[Tensor], swaps: Callable[[Tensor], Iterable[tuple[int, int]]], until: float
     ) -> list[Tensor]:
-        """The likeliest first, and those in ``DOUBT``: of some, and of all that swaps of two tokens lead to.
+        """Return the orders within ``DOUBT``, the likeliest first: given ones, and all that swaps of two tokens reach.
 
         Args:
             orders: (tokens,) of places, each.
@@ -159,13 +180,17 @@ class WeighedOrder:
 
     @property
     def cost(self) -> float:
-        """Of the order."""
-        before, pull = self.evidence.begun(self.places, self.drawn, self.left)
+        """Return the cost of the order."""
+        cost_as_found, pull = self.evidence.begun(self.places, self.drawn, self.left)
         gained = torch.linalg.solve_triangular(self.factor, pull[:, None], upper=False).square().sum()
-        return float(before - gained + self._volume)
+        return float(cost_as_found - gained + self._volume)
 
     def swapped(self, pair: tuple[int, int]) -> float:
-        """The cost of the order in which two tokens have each other's places."""
+        """Return the cost of the order in which two tokens have each other's places.
+
+        Args:
+            pair: Their rows.
+        """
         evidence, two, places = self.evidence, list(pair), self.places.clone()
         places[two] = self.places[two[::-1]]
         values = torch.arange(len(self.factor), device=places.device).view_as(evidence.natural)[two].flatten()
@@ -174,16 +199,16 @@ class WeighedOrder:
         drawn = more @ away[values]
         drawn[values] = more.mT @ away
         drawn += self.drawn + self.precision[:, values] @ (away - evidence.away(self.places))[values]
-        left = self.left - (along - evidence.along(self.places)).flatten()[values] @ evidence.made[values]
-        before, pull = evidence.begun(places, drawn, left)
+        remainder = self.left - (along - evidence.along(self.places)).flatten()[values] @ evidence.made[values]
+        cost_as_found, pull = evidence.begun(places, drawn, remainder)
         # The precision changes by U both^-1 U^T, where U has the unit vectors of these values, and ``more``.
         by_change = torch.cat([self._inverse[:, values], self._inverse @ more], dim=1)
         every = torch.eye(len(values)).to(more)
         both = torch.cat([torch.cat([0 * every, every], dim=1), torch.cat([every, more[values]], dim=1)])
         small = both + torch.cat([by_change[values], more.mT @ by_change])
-        seen = by_change.mT @ pull
-        gained = pull @ (self._inverse @ pull) - seen @ torch.linalg.solve(small, seen)
-        return float(before - gained + self._volume + torch.linalg.slogdet(small).logabsdet)
+        change_pull = by_change.mT @ pull
+        gained = pull @ (self._inverse @ pull) - change_pull @ torch.linalg.solve(small, change_pull)
+        return float(cost_as_found - gained + self._volume + torch.linalg.slogdet(small).logabsdet)
 
     @property
     def _volume(self) -> Tensor:

@@ -37,7 +37,11 @@ class Factors:
     at_tokens: Tensor
 
     def gradient(self, name: str) -> Tensor:
-        """Of the position embedding (tokens, dim), or of a layer's weight (rows, columns) or bias."""
+        """Form the gradient of the position embedding (tokens, dim), or of a layer's weight (rows, columns) or bias.
+
+        Args:
+            name: Of the parameter.
+        """
         if name == names.POSITION_EMBEDDING:
             return self.at_tokens.sum(dim=0)
         layer, kind = name.rsplit(".", maxsplit=1)
@@ -60,11 +64,15 @@ class FactoredModel:
                 network.get_submodule(name).register_forward_hook(partial(self._tap, name))
 
     def network(self, dtype: torch.dtype) -> VitClassifier:
-        """The copy of float32 or float64."""
+        """Return the copy of float32 or float64.
+
+        Args:
+            dtype: Which.
+        """
         return self._networks[dtype]
 
     def __call__(self, patches: Tensor, labels: Tensor, batch: int, positions: Tensor) -> Factors:
-        """Of candidates, with what they add to the loss of a batch.
+        """Compute the factors of candidates, with what they add to the loss of a batch.
 
         Args:
             patches: (pictures, patches, values) in the network's input space, float32 or float64.
@@ -91,7 +99,7 @@ class FactoredModel:
         positions: Tensor,
         patches: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Their share of the clients' loss, with ``taps`` added to the outputs of layers, and the inputs of these."""
+        """Compute a share of the clients' loss with ``taps`` added to the outputs of layers, and the layers' inputs."""
         self._taps, self._inputs = taps, {}
         replaced = {names.POSITION_EMBEDDING.removeprefix(PREFIX): positions}
         logits = functional_call(network.backbone, replaced, (patches,))
@@ -108,12 +116,12 @@ class FactoredModel:
 
 
 def _rows(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tokens of all pictures as rows."""
+    """Flatten the tokens of all pictures into rows."""
     return {name: tensor.flatten(0, -2) for name, tensor in tensors.items()}
 
 
 def _network(model: VitClassifier, dtype: torch.dtype) -> VitClassifier:
-    """A frozen copy whose backbone takes patches (pictures, patches, values) in place of pictures."""
+    """Return a frozen copy whose backbone takes patches (pictures, patches, values) in place of pictures."""
     network = twice_differentiable(model).to(dtype)
     projection: Any = network.backbone.patch_embed.proj
     linear = nn.Linear(projection.weight[0].numel(), len(projection.weight), device="meta")  # nothing is drawn

@@ -84,27 +84,32 @@ def minimise(
         ends: When to end before.
         on_step: Called with the number of steps done and the cost.
     """
-    point, here = start, residuals(start)
-    cost, damping, patience, taken = float(here @ here), FIRST_DAMPING, ends.patience, 0
+    point, errors = start, residuals(start)
+    cost, damping, patience, step_count = float(errors @ errors), FIRST_DAMPING, ends.patience, 0
     if not len(start):
         return Minimum(start, cost, start[:, None], 0)
-    for taken in range(1, steps + 1):
-        path = _Path.at(residuals, point, here, slopes(point) if slopes else jacobian(residuals, point))
+    for step_count in range(1, steps + 1):
+        path = _Path.at(residuals, point, errors, slopes(point) if slopes else jacobian(residuals, point))
         if not path.promised > ends.fine * EXPLAINED * cost:
             break
         best = _search(path, damping, cost)
         if best is None:
             break
         patience = patience - 1 if best.cost > (1 - ends.fine * SLOW) * cost else ends.patience
-        point, here, cost, damping = best.point, best.residuals, best.cost, best.damping
-        on_step(taken, cost)
+        point, errors, cost, damping = best.point, best.residuals, best.cost, best.damping
+        on_step(step_count, cost)
         if not patience or cost <= ends.enough or time.thread_time() > ends.until:
             break
-    return Minimum(point, cost, path.gram, taken)
+    return Minimum(point, cost, path.gram, step_count)
 
 
 def jacobian(residuals: Function, point: Tensor) -> Tensor:
-    """(unknowns, residuals) float32: row i is the derivative by unknown i."""
+    """Compute the Jacobian (unknowns, residuals) in float32: row i is the derivative by unknown i.
+
+    Args:
+        residuals: A function of (unknowns,), differentiable forwards.
+        point: (unknowns,).
+    """
     point = point.float()
 
     def along(direction: Tensor) -> Tensor:
@@ -118,7 +123,11 @@ def jacobian(residuals: Function, point: Tensor) -> Tensor:
 
 
 def squared(slopes: Tensor) -> Tensor:
-    """J^T J of a Jacobian as above, in float64: small eigenvalues would drown in float32's rounding."""
+    """Compute J^T J of such a Jacobian in float64: small eigenvalues would drown in float32's rounding.
+
+    Args:
+        slopes: (unknowns, residuals) float32.
+    """
     lower = torch.zeros(len(slopes), len(slopes), dtype=torch.float64, device=slopes.device)
     for part in _parts(slopes):
         wide = slopes[:, part].double()
@@ -148,12 +157,12 @@ class _Path:
     gram: Tensor
 
     @staticmethod
-    def at(function: Function, point: Tensor, here: Tensor, slopes: Tensor) -> "_Path":
-        return _Path(function, point, here, slopes, squared(slopes))
+    def at(function: Function, point: Tensor, errors: Tensor, slopes: Tensor) -> "_Path":
+        return _Path(function, point, errors, slopes, squared(slopes))
 
     @property
     def promised(self) -> float:
-        """How much of the cost a linear function would lose, at the least damping that has a step; 0 if none has."""
+        """Return how much of the cost a linear function would lose, at the least damping with a step; 0 if none has."""
         pull, damping = self.pull, LEAST_DAMPING
         while damping < 1:
             if (factor := self._factor(damping)) is not None:
@@ -162,7 +171,11 @@ class _Path:
         return 0.0
 
     def trial(self, damping: float) -> _Trial:
-        """The point of one damping, its step bent if it bends little; of infinite cost where rounding leaves none."""
+        """Evaluate one damping, its step bent if it bends little; the cost is infinite where rounding leaves no step.
+
+        Args:
+            damping: Relative to the trace of J^T J.
+        """
         factor = self._factor(damping)
         if factor is None:
             return _Trial(self.point, self.here, math.inf, damping)
@@ -178,7 +191,7 @@ class _Path:
 
     @cached_property
     def pull(self) -> Tensor:
-        """(unknowns,) half the cost's gradient at the point."""
+        """Return (unknowns,) half the cost's gradient at the point."""
         return self._pull(self.here)
 
     def _pull(self, residuals: Tensor) -> Tensor:
@@ -188,7 +201,7 @@ class _Path:
         return pull
 
     def _factor(self, damping: float) -> Tensor | None:
-        """The Cholesky factor of J^T J with damping; None if rounding has made that indefinite."""
+        """Return the Cholesky factor of J^T J with damping; None if rounding has made that indefinite."""
         damped = self.gram.clone()
         damped.diagonal().add_(damping * self.gram.trace())
         factor, failed = torch.linalg.cholesky_ex(damped)
@@ -204,7 +217,7 @@ def _parts(slopes: Tensor) -> list[slice]:
 
 
 def _search(path: _Path, damping: float, cost: float) -> _Trial | None:
-    """The best of the path near the last damping; None if all dampings up to a large one lead upwards."""
+    """Return the best trial near the last damping; None if all dampings up to a large one lead upwards."""
     best = path.trial(max(damping / FACTOR, LEAST_DAMPING))
     for _ in range(UPWARDS):
         if best.cost < cost:

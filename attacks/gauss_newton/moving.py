@@ -29,7 +29,7 @@ class PlainFactors:
     """The factors of candidates for one picture."""
 
     def __init__(self, networks: Mapping[torch.dtype, VitClassifier], layers: Sequence[str], target: Tensor) -> None:
-        """Of a plain transformer.
+        """Prepare for a plain transformer.
 
         Args:
             networks: That take patches, float32 and float64 (``FactoredModel.network``).
@@ -40,48 +40,62 @@ class PlainFactors:
         self._plain = {dtype: PlainTransformer(network.backbone) for dtype, network in networks.items()}
 
     def __call__(self, patches: Tensor) -> Factors:
-        """Of a candidate (patches, values), float32 or float64; differentiable once."""
+        """Compute the factors of a candidate (patches, values), float32 or float64; differentiable once."""
         at_tokens, *rows = _Rows.apply(self._tokens(patches[None]), self)
-        inputs, outputs = (dict(zip(self._layers, (each[0] for each in rows[side::2]), strict=True)) for side in (0, 1))
+        inputs, outputs = (dict(zip(self._layers, (row[0] for row in rows[side::2]), strict=True)) for side in (0, 1))
         return Factors(inputs, outputs, at_tokens)
 
     def slopes(self, of: Of, space: OpenSpace, unknowns: Tensor) -> Tensor:
-        """(unknowns, results) float32: row i is the derivative of a function of factors by unknown i."""
+        """Differentiate a function of factors: (unknowns, results) float32, row i by unknown i.
+
+        Args:
+            of: The function.
+            space: That the unknowns are of.
+            unknowns: (unknowns,) of the candidate.
+        """
         chunk = min(CHUNK[unknowns.device.type], len(unknowns))
         tokens = self._tokens(space.patches(unknowns.float()))
         moving, network = self.begun(tokens.expand(chunk, -1, -1).contiguous()), self._networks[torch.float32]
-        here = self._parts(moving, moving.at_tokens, 0)
+        parts = self._parts(moving, moving.at_tokens, 0)
 
         def along(moved: Parts) -> Tensor:
-            slope: Tensor = jvp(lambda *parts: of(Factors(*parts)), here, moved)[1]
+            slope: Tensor = jvp(lambda *parts: of(Factors(*parts)), parts, moved)[1]
             return slope
 
-        made = []
+        rows = []
         for directions in space.directions(chunk):
             count = len(directions)
             embedded = F.linear(directions, network.backbone.patch_embed.weight)
             entering = F.pad(embedded, (0, 0, network.prefix_tokens, 0, 0, chunk - count))
-            made.append(vmap(along)(self._parts(moving, moving.along(entering), slice(count))))
-        return torch.cat(made)
+            rows.append(vmap(along)(self._parts(moving, moving.along(entering), slice(count))))
+        return torch.cat(rows)
 
     def begun(self, tokens: Tensor) -> "_Pass":
-        """Forward and back, from candidates' tokens (candidates, tokens, dim)."""
+        """Run forward and back.
+
+        Args:
+            tokens: (candidates, tokens, dim), float32 or float64.
+        """
         return _Pass(self._plain[tokens.dtype], tokens, self._target.to(tokens.dtype))
 
     def named(self, layers: Layers) -> list[tuple[str, tuple[Tensor, Tensor]]]:
-        """Those that are wanted, in their order, by the names that a run has for them."""
+        """Select the wanted layers, in their order, by the names that a run has for them.
+
+        Args:
+            layers: Of a run.
+        """
         names_of_run = (name.removeprefix(PREFIX) for name in self._layers)
         return [(name, layers[name]) for name in names_of_run]
 
     def _tokens(self, patches: Tensor) -> Tensor:
-        """(pictures, tokens, dim), what enters the first block."""
+        """Embed (pictures, tokens, dim) what enters the first block."""
         network = self._networks[patches.dtype]
         first = network.get_parameter(names.CLASS_TOKEN).expand(len(patches), -1, -1)
         embedded = network.backbone.patch_embed(patches)
         return torch.cat([first, embedded], dim=1) + network.get_parameter(names.POSITION_EMBEDDING)
 
     def _parts(self, moving: "_Pass", at_tokens: Tensor, which: int | slice) -> Parts:
-        """Of one direction, or of some."""
+        """Return the parts of one direction, or of some."""
         pairs = {f"{PREFIX}{name}": pair for name, pair in self.named(moving.layers())}
         inputs, outputs = ({name: pair[side][which] for name, pair in pairs.items()} for side in (0, 1))
         return inputs, outputs, at_tokens[:, None][which]
@@ -97,7 +111,12 @@ class _Pass:
         self.layers = self._run.layers
 
     def along(self, moved: Tensor, added: Layers = NOTHING) -> Tensor:
-        """How the gradient at the tokens changes with these, and with what is added layer by layer."""
+        """Compute how the gradient at the tokens changes with these, and with what is added layer by layer.
+
+        Args:
+            moved: How the tokens change.
+            added: By layer.
+        """
         logits = self._run.push(moved, added)
         change = SOFTMAX_BACKWARD(logits, self._probabilities, -1, logits.dtype)
         return self._run.pull(change, added)
@@ -109,10 +128,10 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, moving: PlainFactors) -> tuple[Tensor, ...]:
         ctx.began = began = moving.begun(tokens)
-        named = moving.named(began.layers())
-        ctx.names = [name for name, _ in named]
+        layers = moving.named(began.layers())
+        ctx.names = [name for name, _ in layers]
         # What is given away is not what is kept, which would keep itself.
-        return began.at_tokens.detach(), *(each.detach() for _, pair in named for each in pair)
+        return began.at_tokens.detach(), *(row.detach() for _, pair in layers for row in pair)
 
     @staticmethod
     @once_differentiable

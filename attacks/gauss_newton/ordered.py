@@ -50,23 +50,27 @@ class SearchResult:
 
     @property
     def arrived(self) -> bool:
-        """Whether it explains the upload."""
+        """Tell whether it explains the upload."""
         return self.residual < EXPLAINED
 
     @property
     def learned(self) -> float:
-        """The share of what was not known of the unknowns that entries told."""
+        """Return the share of the unknowns' prior uncertainty that entries removed."""
         unsure = torch.cholesky_inverse(torch.linalg.cholesky(self.minimum.gram))
         return float(1 - unsure.diagonal().mean())
 
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor]:
-        """(unknowns,) eigenvalues of how the cost curves, and (unknowns, unknowns) vectors in columns."""
+        """Return eigenvalues (unknowns,) of how the cost curves, and eigenvectors (unknowns, unknowns) in columns."""
         strengths, axes = torch.linalg.eigh(self.minimum.gram)
         return strengths.clamp(min=1.0), axes  # the prior's is 1: rounding makes less of it
 
     def after(self, steps: int) -> "SearchResult":
-        """The same after so many steps of other searches."""
+        """Add the steps of preceding searches.
+
+        Args:
+            steps: How many.
+        """
         return replace(self, minimum=replace(self.minimum, steps=self.minimum.steps + steps))
 
 
@@ -100,7 +104,11 @@ class OrderedResult:
     sure: bool = False
 
     def after(self, steps: int) -> "OrderedResult":
-        """The same after so many steps of other searches."""
+        """Add the steps of preceding searches.
+
+        Args:
+            steps: How many.
+        """
         return replace(self, found=self.found.after(steps))
 
 
@@ -122,71 +130,91 @@ class Ordering:
     model: VitClassifier
     generator: torch.Generator
 
-    def of(self, found: SearchResult, until: float) -> list[OrderedTokens]:
-        """What was found, in orders that are in doubt, the likeliest first; as found where no entry of a place is left.
+    def of(self, result: SearchResult, until: float) -> list[OrderedTokens]:
+        """Return the result in the orders that are in doubt, the likeliest first; as it is where no entry tells places.
 
-        Orders are drawn until ``until``, of ``time.thread_time()``.
+        Args:
+            result: Of a search.
+            until: Of ``time.thread_time()``, after which no order is drawn.
         """
-        here = self.as_found(found)
-        stated, unscaled = here.stated, here.unscaled
+        standing_order = self.as_found(result)
+        stated, unscaled = standing_order.stated, standing_order.unscaled
         patch_weight, positions = (
             self.known[name].scaled(unscaled) for name in (names.PATCH_WEIGHT, names.POSITION_EMBEDDING)
         )
         if not positions.values.any():
-            return [here]
-        unsure = _unsure(found)
+            return [standing_order]
+        unsure = _unsure(result)
         placing = PlacementCost.of(
             stated, unsure, self.space, self.entrance, patch_weight, positions, self.model.prefix_tokens
         )
-        patches = found.space.patches(found.minimum.point)[0]
+        patches = result.space.patches(result.minimum.point)[0]
         standing = torch.arange(len(patches), device=patches.device)
         natural = self.entrance.by_prior(self.entrance.tokens(patches), self.model)
         likely = placing.best((standing, natural), self.generator, until, LIKELY)
         evidence = Evidence.of(stated, self.space, self.entrance, patch_weight, positions, self.model.prefix_tokens)
         orders = evidence.likeliest(likely, placing.swaps, until)[:TRIED]
         return [
-            here
+            standing_order
             if torch.equal(order, standing)
             else OrderedTokens(stated.moved(order, self.space.basis, self.entrance), unscaled, moved=True)
             for order in orders
         ]
 
-    def sure(self, found: SearchResult) -> bool:
-        """Whether any two tokens in each other's places would be further from the entries there, beyond doubt."""
-        patches = found.space.patches(found.minimum.point)[0]
-        positions = self.known[names.POSITION_EMBEDDING].scaled(1 / found.residuals.scale(patches))
-        slopes = found.residuals.factors(patches).at_tokens[0, self.model.prefix_tokens :]
-        apart = off(slopes, positions, self.model.prefix_tokens)
-        stands = apart.diagonal()
-        more = apart + apart.mT - stands[:, None] - stands
+    def sure(self, result: SearchResult) -> bool:
+        """Tell whether any two tokens in each other's places would fit the entries there worse, beyond doubt.
+
+        Args:
+            result: Of a search.
+        """
+        patches = result.space.patches(result.minimum.point)[0]
+        positions = self.known[names.POSITION_EMBEDDING].scaled(1 / result.residuals.scale(patches))
+        slopes = result.residuals.factors(patches).at_tokens[0, self.model.prefix_tokens :]
+        distances = off(slopes, positions, self.model.prefix_tokens)
+        stands = distances.diagonal()
+        more = distances + distances.mT - stands[:, None] - stands
         return bool((more.fill_diagonal_(torch.inf) > DOUBT).all())
 
-    def as_found(self, found: SearchResult) -> OrderedTokens:
-        """What was found, as it was found."""
-        patches = found.space.patches(found.minimum.point)[0]
-        slopes = found.residuals.factors(patches).at_tokens[0, self.model.prefix_tokens :]
-        stated = PatchPosterior.of(found.space, found.minimum.point, found.spectrum, slopes)
-        return OrderedTokens(stated, 1 / found.residuals.scale(patches), moved=False)
+    def as_found(self, result: SearchResult) -> OrderedTokens:
+        """Return the tokens of a result where they stand.
+
+        Args:
+            result: Of a search.
+        """
+        patches = result.space.patches(result.minimum.point)[0]
+        slopes = result.residuals.factors(patches).at_tokens[0, self.model.prefix_tokens :]
+        stated = PatchPosterior.of(result.space, result.minimum.point, result.spectrum, slopes)
+        return OrderedTokens(stated, 1 / result.residuals.scale(patches), moved=False)
 
     def begin(self, ordered: OrderedTokens, below: float) -> StartPoint:
-        """Of tokens in their order, in the space of whole pictures, where it is known of them how the cost curves."""
+        """Build the start at ordered tokens in the space of whole pictures, where it is known how the cost curves.
+
+        Args:
+            ordered: Tokens.
+            below: Cost from which on nothing will be made of the result.
+        """
         return StartPoint(self._unknowns(ordered), ordered.stated.gram(self.space), below)
 
-    def start(self, found: SearchResult, until: float) -> StartPoint:
-        """From which the next search begins: where the last one ended, its tokens in order if it arrived."""
-        if found.space is self.space:
-            return StartPoint(found.minimum.point)
-        if found.arrived:  # without places, how the cost curves was not known of all
-            return StartPoint(self._unknowns(self.of(found, until)[0]))
-        return StartPoint(self.space.unknowns(found.space.patches(found.minimum.point)))
+    def start(self, result: SearchResult, until: float) -> StartPoint:
+        """Build the start of the next search: where the last one ended, its tokens in order if it arrived.
+
+        Args:
+            result: Of the last search.
+            until: Of ``time.thread_time()``, after which no order is drawn.
+        """
+        if result.space is self.space:
+            return StartPoint(result.minimum.point)
+        if result.arrived:  # without places, how the cost curves was not known of all
+            return StartPoint(self._unknowns(self.of(result, until)[0]))
+        return StartPoint(self.space.unknowns(result.space.patches(result.minimum.point)))
 
     def _unknowns(self, ordered: OrderedTokens) -> Tensor:
         return self.space.unknowns((ordered.stated.along @ self.space.basis)[None])
 
 
-def _unsure(found: SearchResult) -> Tensor:
-    """(rank, rank): how far off what a search says of a token may be, on average over tokens."""
-    strengths, axes = found.spectrum
-    halves = found.space.root @ (axes / strengths.sqrt())
-    tokens = halves.view(len(found.space.natural), len(found.space.basis), -1)
+def _unsure(result: SearchResult) -> Tensor:
+    """Return (rank, rank): how far off what a search says of a token may be, on average over tokens."""
+    strengths, axes = result.spectrum
+    halves = result.space.root @ (axes / strengths.sqrt())
+    tokens = halves.view(len(result.space.natural), len(result.space.basis), -1)
     return torch.einsum("aiu,aju->ij", tokens, tokens) / len(tokens)

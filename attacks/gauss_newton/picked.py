@@ -1,7 +1,7 @@
 """How far the gradients of a candidate are from what an upload says of single entries, in units of noise."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.entries import EVEN, Entries, read_entries, step_of
+from fedmjp.attacks.entries import EVEN, Entries, coarse, read_entries, step_of
 from fedmjp.attacks.gauss_newton.factors import FactoredModel, Factors
 from fedmjp.attacks.gauss_newton.levenberg import jacobian
 from fedmjp.attacks.gauss_newton.moving import PlainFactors
@@ -17,8 +17,10 @@ from fedmjp.attacks.gauss_newton.residuals import compared_layers
 from fedmjp.attacks.gauss_newton.space import OpenSpace
 from fedmjp.attacks.gradient_at_tokens import is_plain
 from fedmjp.attacks.matching_gradients import soft_targets
+from fedmjp.defences.quantise import Quantise
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 
 COMPUTED = 15 * 2.0**-24  # of a tensor's root mean square: what float32 arithmetic leaves between two gradients
@@ -27,7 +29,13 @@ WHOLE = 0.25  # share of a weight's entries from which on its gradient is formed
 
 
 def said_of(matrix: Tensor, threat: ThreatModel, uploads: int) -> Entries:
-    """What the entries of a tensor (rows, columns), the mean of uploaded ones, say of those that a candidate has."""
+    """Read what a tensor's entries say of those that a candidate has.
+
+    Args:
+        matrix: (rows, columns), the mean of uploaded tensors.
+        threat: What the attacker is granted.
+        uploads: How many it is the mean of.
+    """
     entries = read_entries(matrix, threat, uploads)
     arithmetic = COMPUTED * matrix[matrix != 0].double().square().mean().sqrt()
     return replace(entries, variance=entries.variance + arithmetic.square())
@@ -48,11 +56,14 @@ class KnownEntries:
 
     @staticmethod
     def read(tensor: Tensor, threat: ThreatModel, uploads: int = 1) -> "KnownEntries":
-        """Those that a pipeline leaves of a tensor (rows,) or (rows, columns), the mean of so many uploaded ones.
+        """Read the entries that a pipeline leaves of a tensor, none of one that is all zeros.
 
-        None of one that is all zeros.
+        A sign is read as the mean of normal entries on its side.
 
-        Of signs, the mean of what normal entries are on that side.
+        Args:
+            tensor: (rows,) or (rows, columns), the mean of uploaded tensors.
+            threat: What the attacker is granted.
+            uploads: How many it is the mean of.
         """
         matrix = tensor.view(len(tensor), -1)
         entries = said_of(matrix, threat, uploads)
@@ -68,13 +79,22 @@ class KnownEntries:
         return KnownEntries(rows, columns, values[rows, columns], precision, matrix.numel(), step, uploads)
 
     def some(self, most: int, generator: torch.Generator) -> "KnownEntries":
-        """So many of them at most, drawn alike."""
+        """Draw entries uniformly.
+
+        Args:
+            most: At most so many.
+            generator: On the CPU.
+        """
         return self._chosen(torch.randperm(len(self.rows), generator=generator)[:most])
 
     def crossed(self, most: int, generator: torch.Generator) -> "KnownEntries":
-        """About so many, those of some rows in some columns, drawn alike: a candidate's are quick to make.
+        """Draw the entries that some rows share with some columns, which are quick to compute of a candidate.
 
         There are as many rows as columns, or all of either. Where not all entries are known, ``some`` of them.
+
+        Args:
+            most: About so many.
+            generator: On the CPU.
         """
         if len(self.rows) < self.of:
             return self.some(most, generator)
@@ -87,47 +107,63 @@ class KnownEntries:
             torch.randperm(length, generator=generator)[:count].sort().values.to(self.rows.device)
             for length, count in ((height, down), (width, across))
         )
-        chosen = (rows[:, None] * width + columns).flatten()
-        return replace(self._chosen(chosen), crossing=(rows, columns))
+        indices = (rows[:, None] * width + columns).flatten()
+        return replace(self._chosen(indices), crossing=(rows, columns))
 
     def largest(self, most: int) -> "KnownEntries":
-        """So many of them at most, the largest."""
+        """Select the largest entries.
+
+        Args:
+            most: At most so many.
+        """
         return self._chosen(self.values.abs().argsort(descending=True)[:most])
 
     def scaled(self, factor: float) -> "KnownEntries":
-        """All entries times a factor."""
+        """Scale all entries.
+
+        Args:
+            factor: Not 0.
+        """
         precision, step = self.precision / factor**2, self.step * abs(factor)
         return replace(self, values=self.values * factor, precision=precision, step=step)
 
-    def near(self, made: Tensor, least: float) -> "KnownEntries":
-        """With the noise that random rounding to levels puts on a candidate's entries: the less, the nearer to a level.
+    def near(self, computed: Tensor, least: float) -> "KnownEntries":
+        """Set the noise that random rounding puts on a candidate's entries: the less, the nearer they are to a level.
 
         Args:
-            made: (entries,) of the candidate.
+            computed: (entries,) of the candidate.
             least: Of that noise, in squared steps, as candidates are not the picture.
         """
-        within = (made.double().abs() / (self.step or torch.inf)) % 1
+        within = (computed.double().abs() / (self.step or torch.inf)) % 1
         noise = (within * (1 - within)).clamp(min=least) - EVEN
         return replace(self, precision=1 / (1 / self.precision + self.step**2 / self.averaged * noise))
 
-    def apart(self, made: Tensor) -> Tensor:
-        """(entries,) of variance 1, from those of a candidate."""
-        return (made - self.values.to(made.dtype)) * self._weight.to(made.dtype)
+    def apart(self, computed: Tensor) -> Tensor:
+        """Return (entries,) differences of variance 1.
 
-    def overlap(self, made: Tensor) -> Tensor:
-        """(2,): of a candidate's entries with these, and with themselves, in units of noise."""
-        weight = self._weight.to(made.dtype)
-        weighted = made * weight
-        return torch.stack([weighted @ (self.values.to(made.dtype) * weight), weighted @ weighted])
+        Args:
+            computed: (entries,) of a candidate.
+        """
+        return (computed - self.values.to(computed.dtype)) * self._weight.to(computed.dtype)
+
+    def overlap(self, computed: Tensor) -> Tensor:
+        """Return (2,): a candidate's inner products with these entries and with itself, in units of noise.
+
+        Args:
+            computed: (entries,) of a candidate.
+        """
+        weight = self._weight.to(computed.dtype)
+        weighted = computed * weight
+        return torch.stack([weighted @ (self.values.to(computed.dtype) * weight), weighted @ weighted])
 
     @cached_property
     def _weight(self) -> Tensor:
         return self.precision.sqrt()
 
-    def _chosen(self, chosen: Tensor) -> "KnownEntries":
-        chosen = chosen.sort().values.to(self.rows.device)
+    def _chosen(self, indices: Tensor) -> "KnownEntries":
+        indices = indices.sort().values.to(self.rows.device)
         rows, columns, values, precision = (
-            each[chosen] for each in (self.rows, self.columns, self.values, self.precision)
+            column[indices] for column in (self.rows, self.columns, self.values, self.precision)
         )
         return replace(self, rows=rows, columns=columns, values=values, precision=precision, crossing=None)
 
@@ -136,14 +172,14 @@ class PickedResiduals:
     """The residuals of candidates for one picture's upload: called with their patches."""
 
     def __init__(
-        self, model: VitClassifier, label: Tensor, known: Mapping[str, KnownEntries], threat: ThreatModel
+        self, model: VitClassifier, label: Tensor, known_entries: Mapping[str, KnownEntries], threat: ThreatModel
     ) -> None:
         """Compare the gradients of layers and of the position embedding.
 
         Args:
             model: With the weights of the upload; not changed.
             label: (1,) int64.
-            known: By tensor; those of the patch embedding are not used.
+            known_entries: By tensor; those of the patch embedding are not used.
             threat: The clients' loss, and whether the update was scaled.
         """
         layers = compared_layers(model)
@@ -154,11 +190,11 @@ class PickedResiduals:
             target = soft_targets(label, model.backbone.num_classes, threat.label_smoothing, torch.float64)
             self._moving = PlainFactors(networks, layers, target)
         self._scaled = "scaled" in threat.marks
-        self._known = {name: entries for name, entries in known.items() if name != names.PATCH_WEIGHT}
+        self._known = {name: entries for name, entries in known_entries.items() if name != names.PATCH_WEIGHT}
 
     @property
     def count(self) -> int:
-        """How many entries are compared."""
+        """Count the entries that are compared."""
         return sum(len(entries.rows) for entries in self._known.values())
 
     def __call__(self, patches: Tensor) -> Tensor:
@@ -166,30 +202,53 @@ class PickedResiduals:
         return self.compared(self.factors(patches))
 
     def compared(self, factors: Factors) -> Tensor:
-        """The same of a candidate's factors."""
-        made = self._entries(factors)
-        scale = self._scale(made)
-        return torch.cat([entries.apart(made[name] * scale) for name, entries in self._known.items()])
+        """Compare a candidate's factors: (entries,), about 1 each.
+
+        Args:
+            factors: Of the candidate.
+        """
+        computed = self._entries(factors)
+        scale = self._scale(computed)
+        return torch.cat([entries.apart(computed[name] * scale) for name, entries in self._known.items()])
 
     def near(self, patches: Tensor, least: float) -> "PickedResiduals":
-        """The same, with the noise that random rounding to levels puts on this candidate's entries, or ``least``."""
-        made = self._entries(self.factors(patches))
-        scale, nearer = self._scale(made), copy(self)
-        nearer._known = {name: entries.near(made[name] * scale, least) for name, entries in self._known.items()}
+        """Copy this, with the noise that random rounding to levels puts on a candidate's entries.
+
+        Args:
+            patches: (patches, values) of the candidate.
+            least: Of that noise, in squared steps.
+        """
+        computed = self._entries(self.factors(patches))
+        scale, nearer = self._scale(computed), copy(self)
+        nearer._known = {name: entries.near(computed[name] * scale, least) for name, entries in self._known.items()}
         return nearer
 
     def slopes(self, of: Callable[[Factors], Tensor], space: OpenSpace, unknowns: Tensor) -> Tensor:
-        """(unknowns, results) float32: row i is the derivative of a function of a candidate's factors by unknown i."""
+        """Differentiate a function of a candidate's factors: (unknowns, results) float32, row i by unknown i.
+
+        Args:
+            of: The function.
+            space: That the unknowns are of.
+            unknowns: (unknowns,) of the candidate.
+        """
         if self._moving is not None:
             return self._moving.slopes(of, space, unknowns)
         return jacobian(lambda point: of(self.factors(space.patches(point)[0])), unknowns)
 
     def scale(self, patches: Tensor) -> float:
-        """The factor that a candidate's update was likely scaled by; 1 where it was not, or signs do not tell."""
+        """Estimate the factor that a candidate's update was scaled by; 1 where it was not, or signs do not tell.
+
+        Args:
+            patches: (patches, values) of the candidate.
+        """
         return float(self._scale(self._entries(self.factors(patches))))
 
     def factors(self, patches: Tensor) -> Factors:
-        """What gradients of a candidate (patches, values) are products of."""
+        """Compute the factors that a candidate's gradients are products of.
+
+        Args:
+            patches: (patches, values) in the network's input space, float32 or float64.
+        """
         if self._moving is not None:
             return self._moving(patches)
         positions = self._factored.network(patches.dtype).get_parameter(names.POSITION_EMBEDDING)
@@ -198,17 +257,23 @@ class PickedResiduals:
     def _entries(self, factors: Factors) -> dict[str, Tensor]:
         return {name: made_entries(name, entries, factors) for name, entries in self._known.items()}
 
-    def _scale(self, made: Mapping[str, Tensor]) -> Tensor:
-        """That which leaves the least squares, and is positive."""
+    def _scale(self, computed: Mapping[str, Tensor]) -> Tensor:
+        """Return the factor that leaves the least squares, and is positive."""
         if not self._scaled:
             return torch.ones(())
-        overlaps = [entries.overlap(made[name]) for name, entries in self._known.items()]
+        overlaps = [entries.overlap(computed[name]) for name, entries in self._known.items()]
         with_these, with_itself = torch.stack(overlaps).sum(dim=0).unbind()
         return (with_these / with_itself).clamp(min=torch.finfo(with_itself.dtype).eps)
 
 
 def made_entries(name: str, entries: KnownEntries, factors: Factors) -> Tensor:
-    """Entries of a candidate's gradient."""
+    """Compute entries of a candidate's gradient.
+
+    Args:
+        name: Of the parameter.
+        entries: Which.
+        factors: Of the candidate.
+    """
     if name == names.POSITION_EMBEDDING or name.endswith(".bias") or len(entries.rows) > WHOLE * entries.of:
         gradient = factors.gradient(name)
         if len(entries.rows) == entries.of:  # in their order
@@ -219,5 +284,104 @@ def made_entries(name: str, entries: KnownEntries, factors: Factors) -> Tensor:
     if entries.crossing is not None:
         rows, columns = entries.crossing
         return (outputs[:, rows].mT @ inputs[:, columns]).flatten()
-    made: Tensor = (outputs[:, entries.rows] * inputs[:, entries.columns]).sum(dim=0)
-    return made
+    products: Tensor = (outputs[:, entries.rows] * inputs[:, entries.columns]).sum(dim=0)
+    return products
+
+
+SOME = 0.4  # times the unknowns: entries of a tensor that noise is on
+ENOUGH = 2.0  # times the unknowns: exact entries, the largest, of all tensors together. With more a search gets stuck.
+
+
+def some(by_tensor: Mapping[str, KnownEntries], unknowns: int, generator: torch.Generator) -> dict[str, KnownEntries]:
+    """Draw so many entries of each tensor that a search for so many unknowns can begin with them.
+
+    Args:
+        by_tensor: Known entries.
+        unknowns: How many.
+        generator: On the CPU.
+    """
+    most = math.ceil(SOME * unknowns)
+    return {
+        name: entries.crossed(most, generator) if name.endswith(".weight") else entries.some(most, generator)
+        for name, entries in by_tensor.items()
+    }
+
+
+def largest(by_tensor: Mapping[str, KnownEntries], unknowns: int) -> dict[str, KnownEntries]:
+    """Select the largest entries, as many as a search for so many unknowns needs.
+
+    Args:
+        by_tensor: Known entries.
+        unknowns: How many.
+    """
+    share = ENOUGH * unknowns / sum(entries.of for entries in by_tensor.values())
+    return {name: entries.largest(math.ceil(share * entries.of)) for name, entries in by_tensor.items()}
+
+
+def anywhere(by_tensor: Mapping[str, KnownEntries]) -> dict[str, KnownEntries]:
+    """Drop the entries that tell where a token stands.
+
+    Args:
+        by_tensor: Known entries.
+    """
+    return {name: entries for name, entries in by_tensor.items() if name != names.POSITION_EMBEDDING}
+
+
+@dataclass(frozen=True)
+class UploadedEntries:
+    """Tensors of uploads of one picture on the model's device, and what makes gradients of them.
+
+    Attributes:
+        tensors: (rows,) or (rows, columns) each, the mean of the uploads.
+        factor: Of a gradient over what was sent.
+        threat: What was done to the entries.
+        uploads: How many they are the mean of.
+    """
+
+    tensors: Mapping[str, Tensor]
+    factor: float
+    threat: ThreatModel
+    uploads: int
+
+    @staticmethod
+    def of(
+        uploads: Sequence[Upload], names: Sequence[str], threat: ThreatModel, model: VitClassifier
+    ) -> "UploadedEntries":
+        """Average uploads that differ in their noise alone; take the first where others leave no mean.
+
+        Args:
+            uploads: Of one picture, at the same weights.
+            names: Of the tensors.
+            threat: What the attacker is granted.
+            model: Whose device is used.
+        """
+        averaged = uploads if all(isinstance(defence, Quantise) for defence in coarse(threat)) else uploads[:1]
+        factor = 1.0 if averaged[0].kind == "gradient" else -1 / threat.local_learning_rate
+        tensors = {name: _mean([upload.tensors[name] for upload in averaged]).to(model.mean.device) for name in names}
+        return UploadedEntries(tensors, factor, threat, len(averaged))
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradients as they were sent."""
+        return {name: tensor * self.factor for name, tensor in self.tensors.items()}
+
+    def said_of(self, name: str, scaled: float) -> Entries:
+        """Read what is said of a gradient (rows, columns).
+
+        Args:
+            name: Of the tensor.
+            scaled: By what it is larger than what clients sent.
+        """
+        matrix = self.tensors[name].flatten(1) * math.copysign(1.0, self.factor)
+        return said_of(matrix, self.threat, self.uploads).scaled(abs(self.factor) * scaled)
+
+    def known(self) -> dict[str, KnownEntries]:
+        """Read the entries of gradients that are known but for noise."""
+        return {
+            name: KnownEntries.read(tensor, self.threat, self.uploads).scaled(self.factor)
+            for name, tensor in self.tensors.items()
+        }
+
+
+def _mean(tensors: Sequence[Tensor]) -> Tensor:
+    """Average tensors in their own precision, which tells how they were rounded."""
+    return torch.stack([tensor.double() for tensor in tensors]).mean(dim=0).to(tensors[0].dtype).squeeze(0)

@@ -42,74 +42,97 @@ class PlacementCost:
 
     @staticmethod
     def of(
-        found: PatchPosterior,
+        posterior: PatchPosterior,
         unsure: Tensor,
         space: OpenSpace,
-        entrance: TokenEmbedding,
+        embedding: TokenEmbedding,
         patch_weight: KnownEntries,
         positions: KnownEntries,
         skipped: int,
     ) -> "PlacementCost":
-        """Of the tokens of a search.
+        """Build from the tokens of a search.
 
         Args:
-            found: In any order.
+            posterior: In any order.
             unsure: (rank, rank) covariance of what the search says of one token.
             space: What tokens show of pictures, and how natural it is.
-            entrance: Of the model, with natural patches: they fill what tokens do not show.
+            embedding: Of the model, with natural patches: they fill what tokens do not show.
             patch_weight: Entries of the patch embedding's gradient (dim, values).
             positions: Entries of the position embedding's gradient (tokens, dim).
             skipped: Tokens before those of patches.
         """
-        slopes, entries = found.slopes, patch_weight.largest(MOST)
-        shown, mean, covariance = space.basis, entrance.prior.mean, entrance.prior.covariance
-        shifts = entrance.shifts(shown)
-        along = (found.along + shifts)[:, None] - shifts
-        filling, unseen = filled(shown, covariance)
-        patches = mean + (along - shown @ mean) @ filling
-        unsure = unsure + UNSURE**2 * found.along.square().mean() * torch.eye(len(unsure)).to(unsure)
+        slopes, entries = posterior.slopes, patch_weight.largest(MOST)
+        directions, mean, covariance = space.basis, embedding.prior.mean, embedding.prior.covariance
+        shifts = embedding.shifts(directions)
+        along = (posterior.along + shifts)[:, None] - shifts
+        filling, unseen = filled(directions, covariance)
+        patches = mean + (along - directions @ mean) @ filling
+        unsure = unsure + UNSURE**2 * posterior.along.square().mean() * torch.eye(len(unsure)).to(unsure)
         unseen = unseen + filling.mT @ unsure @ filling
         rows, columns = entries.rows, entries.columns
         root = unexplained(slopes, entries, unseen)
-        made = whitened(root, (slopes[:, None, rows] * patches[:, :, columns]).flatten(0, 1))
+        contributions = whitened(root, (slopes[:, None, rows] * patches[:, :, columns]).flatten(0, 1))
         stated = whitened(root, entries.values[None])[0]
-        natural = _natural(along - space.natural @ shown.mT, unsure, space.root)
-        alone = off(slopes, positions, skipped) - 2 * (made @ stated).view(along.shape[:2])
-        return PlacementCost(alone, made @ made.mT + natural @ natural.mT)
+        natural = _natural(along - space.natural @ directions.mT, unsure, space.root)
+        alone = off(slopes, positions, skipped) - 2 * (contributions @ stated).view(along.shape[:2])
+        return PlacementCost(alone, contributions @ contributions.mT + natural @ natural.mT)
 
     def cost(self, places: Tensor) -> float:
-        """Of an order (tokens,) of places."""
-        here = self.indices(places).diagonal()
-        return float(self.alone.flatten()[here].sum() + self.together[here][:, here].sum())
+        """Return the cost of an order.
+
+        Args:
+            places: (tokens,) the order.
+        """
+        indices = self.indices(places).diagonal()
+        return float(self.alone.flatten()[indices].sum() + self.together[indices][:, indices].sum())
 
     def best(self, starts: Sequence[Tensor], generator: torch.Generator, until: float, most: int = 1) -> list[Tensor]:
-        """The likeliest orders that swaps lead to, from these and from drawn ones until ``time.thread_time()``."""
-        found = {tuple(order.tolist()): order for order in map(self.settled, starts)}
+        """Search for the likeliest orders by swaps.
+
+        Args:
+            starts: Orders to begin with; random ones follow.
+            generator: On the CPU.
+            until: Of ``time.thread_time()``, after which none is drawn.
+            most: Orders that are returned, at most.
+        """
+        by_order = {tuple(order.tolist()): order for order in map(self.settled, starts)}
         for _ in range(TRIES):
             if time.thread_time() > until:
                 break
             order = self.settled(torch.randperm(len(starts[0]), generator=generator).to(starts[0].device))
-            found[tuple(order.tolist())] = order
-        costs = {order: self.cost(places) for order, places in found.items()}
+            by_order[tuple(order.tolist())] = order
+        costs = {order: self.cost(places) for order, places in by_order.items()}
         likely = sorted(costs, key=costs.__getitem__)[:most]
-        return [found[order] for order in likely if costs[order] < costs[likely[0]] + FAR]
+        return [by_order[order] for order in likely if costs[order] < costs[likely[0]] + FAR]
 
     def settled(self, places: Tensor) -> Tensor:
-        """The order that swaps of two tokens lead to, each the one that gains most."""
+        """Swap two tokens at a time, always the pair that gains most, until no pair gains.
+
+        Args:
+            places: (tokens,) the order to begin with.
+        """
         swaps, least = Swaps(self, places), SETTLED * abs(self.cost(places))
         while float((more := swaps.more).min()) < -least:
             swaps.take(*divmod(int(more.argmin()), len(places)))
         return swaps.places
 
     def swaps(self, places: Tensor) -> list[tuple[int, int]]:
-        """Pairs of tokens, the likeliest first, that may have each other's places."""
+        """List pairs of tokens that may have each other's places, the likeliest first.
+
+        Args:
+            places: (tokens,) the order.
+        """
         more = Swaps(self, places).more
         first, second = torch.triu(more < FAR, diagonal=1).nonzero().T
         order = more[first, second].argsort()
         return list(zip(first[order].tolist(), second[order].tolist(), strict=True))
 
     def indices(self, places: Tensor) -> Tensor:
-        """(tokens, tokens), among all tokens in all places, of each token in the place of each."""
+        """Return (tokens, tokens): the index, among all tokens in all places, of each token in the place of each.
+
+        Args:
+            places: (tokens,) the order.
+        """
         count = len(places)
         return count * torch.arange(count, device=places.device)[:, None] + places
 
@@ -125,60 +148,68 @@ class Swaps:
     def __init__(self, placing: PlacementCost, places: Tensor) -> None:
         """Begin with an order (tokens,) of places."""
         self.places, self._placing = places.clone(), placing
-        here = placing.indices(places).diagonal()
-        self._slope = placing.alone.flatten() + 2 * placing.together[here].sum(dim=0)
+        indices = placing.indices(places).diagonal()
+        self._slope = placing.alone.flatten() + 2 * placing.together[indices].sum(dim=0)
         self._apart = self._of_four(torch.arange(len(places), device=places.device))
 
     @property
     def more(self) -> Tensor:
-        """(tokens, tokens), by how much each costs more than none."""
+        """Return (tokens, tokens), by how much each swap raises the cost."""
         slope = self._slope[self._placing.indices(self.places)]
         stands = slope.diagonal()
         more = slope + slope.mT - stands[:, None] - stands + self._apart
         return more.fill_diagonal_(torch.inf)
 
     def take(self, first: int, second: int) -> None:
-        """Swap two tokens."""
+        """Swap two tokens.
+
+        Args:
+            first: Row of a token.
+            second: Row of another one.
+        """
         two = torch.tensor([first, second], device=self.places.device)
-        before = self._placing.indices(self.places)[two, two]
+        old_indices = self._placing.indices(self.places)[two, two]
         self.places[two] = self.places[two.flip(0)]
-        after = self._placing.indices(self.places)[two, two]
-        together = self._placing.together
-        self._slope += 2 * (together[after].sum(dim=0) - together[before].sum(dim=0))
+        new_indices = self._placing.indices(self.places)[two, two]
+        pair_costs = self._placing.together
+        self._slope += 2 * (pair_costs[new_indices].sum(dim=0) - pair_costs[old_indices].sum(dim=0))
         rows = self._of_four(two)
         self._apart[two], self._apart[:, two] = rows, rows.mT
 
     def _of_four(self, tokens: Tensor) -> Tensor:
-        """(some tokens, tokens), what the four changes of a swap are to each other."""
-        there = self._placing.indices(self.places)
-        here = there.diagonal()
-        changes = (1, there[tokens]), (1, there.mT[tokens]), (-1, here[tokens, None]), (-1, here[None])
-        made = torch.zeros(len(tokens), len(here)).to(self._slope)
-        for sign, one in changes:
-            for other, two in changes:
-                made += sign * other * self._placing.together[one, two]
-        return made
+        """Return (some tokens, tokens), what the four changes of a swap are to each other."""
+        swapped = self._placing.indices(self.places)
+        standing = swapped.diagonal()
+        changes = (1, swapped[tokens]), (1, swapped.mT[tokens]), (-1, standing[tokens, None]), (-1, standing[None])
+        interaction = torch.zeros(len(tokens), len(standing)).to(self._slope)
+        for sign, index in changes:
+            for other_sign, other_index in changes:
+                interaction += sign * other_sign * self._placing.together[index, other_index]
+        return interaction
 
 
-def filled(shown: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """What is likeliest of a patch (values,) by what is shown (rank,) of it, and the covariance of what it is off.
+def filled(directions: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the matrix that fills a patch (values,) from its shown part (rank,), and the covariance of the error.
 
     Args:
-        shown: (rank, values) the directions.
+        directions: (rank, values) the directions.
         covariance: (values, values), of natural patches.
 
     Returns:
         A matrix (rank, values), and one (values, values).
     """
-    by_shown = covariance @ shown.mT
-    filling: Tensor = torch.linalg.solve(shown @ by_shown, by_shown.mT)
+    by_shown = covariance @ directions.mT
+    filling: Tensor = torch.linalg.solve(directions @ by_shown, by_shown.mT)
     return filling, covariance - by_shown @ filling
 
 
 def unexplained(slopes: Tensor, entries: KnownEntries, unseen: Tensor) -> Tensor:
-    """A lower factor of the covariance of the patch embedding's entries, where ``unseen`` is that of a patch's values.
+    """Return a lower factor of the covariance of the patch embedding's entries.
 
-    Slopes (tokens, dim) are each token's.
+    Args:
+        slopes: (tokens, dim), the loss's gradient at each token.
+        entries: Of the patch embedding.
+        unseen: (values, values) covariance of a patch.
     """
     rows, columns = entries.rows, entries.columns
     covariance = (slopes.mT @ slopes)[rows][:, rows] * unseen[columns][:, columns]
@@ -188,13 +219,18 @@ def unexplained(slopes: Tensor, entries: KnownEntries, unseen: Tensor) -> Tensor
 
 
 def whitened(root: Tensor, rows: Tensor) -> Tensor:
-    """Rows (rows, values) in units of a covariance with a lower factor (values, values)."""
+    """Divide rows by a covariance's root.
+
+    Args:
+        root: (values, values), a lower factor.
+        rows: (rows, values).
+    """
     solved: Tensor = torch.linalg.solve_triangular(root, rows.mT, upper=False)
     return solved.mT
 
 
 def _natural(away: Tensor, unsure: Tensor, root: Tensor) -> Tensor:
-    """(tokens * places, unknowns) of tokens that are (tokens, places, rank) away from the mean of their places."""
+    """Return (tokens * places, unknowns), from how far tokens (tokens, places, rank) are from the mean of places."""
     every = torch.eye(away.shape[1]).to(away)
     lower = torch.linalg.cholesky(root @ root.mT + torch.kron(every, unsure))
     solved = torch.linalg.solve_triangular(lower, torch.eye(len(lower)).to(lower), upper=False)
@@ -202,9 +238,15 @@ def _natural(away: Tensor, unsure: Tensor, root: Tensor) -> Tensor:
 
 
 def off(slopes: Tensor, positions: KnownEntries, skipped: int) -> Tensor:
-    """(tokens, places): how far slopes are from the entries that are left of a place's gradient."""
+    """Return (tokens, places): how far slopes are from the known entries of a place's gradient.
+
+    Args:
+        slopes: (tokens, dim), the loss's gradient at each token.
+        positions: Entries of the position embedding's gradient (tokens, dim).
+        skipped: Tokens before those of patches.
+    """
     at_patches = positions.rows >= skipped
     places, columns = positions.rows[at_patches] - skipped, positions.columns[at_patches]
     variance = 1 / positions.precision[at_patches] + UNSURE**2 * slopes.square().mean()
-    apart = (slopes[:, columns] - positions.values[at_patches]).square() / variance
-    return torch.zeros(len(slopes), len(slopes)).to(slopes).index_add_(1, places, apart)
+    distances = (slopes[:, columns] - positions.values[at_patches]).square() / variance
+    return torch.zeros(len(slopes), len(slopes)).to(slopes).index_add_(1, places, distances)

@@ -30,7 +30,11 @@ class PlaceEquations:
     moves: Tensor  # (rank, dim), Z
 
     def refined(self, along: Tensor) -> Tensor:
-        """C (patches, rank) of the picture near one; the same where the equations explain that one."""
+        """Refine the unknowns of a picture; they stay as they are where the equations explain them.
+
+        Args:
+            along: C (patches, rank), near the picture.
+        """
         weights = self._weights(along)
         errors = weights[:, None] * self._remainders(along)
         if bool((errors.square().sum(1) <= TRUE**2).all()):
@@ -52,19 +56,19 @@ class PlaceEquations:
         return ended.point.view_as(along)
 
     def _behind(self, along: Tensor) -> Tensor:
-        """(patches, dim) whitened tokens behind the attention."""
+        """Return (patches, dim) whitened tokens behind the attention."""
         first = self.equations.block
         whole = torch.cat([self.class_token[None], self.still + along @ self.moves])
         behind = whole + first.attention(whole, first.keys_values(whole))
         return first.norm2.whiten(behind[1:])[0]
 
     def _remainders(self, along: Tensor) -> Tensor:
-        """(patches, equations), zero for true tokens."""
+        """Return (patches, equations), zero for true tokens."""
         point = self.equations.at(self._behind(along))
         return torch.cat([point.outside_inputs, point.outside_activations], 1)
 
     def _weights(self, along: Tensor) -> Tensor:
-        """(patches,) over the length of what rounding leaves of each token's equations."""
+        """Return (patches,) one over the length that rounding leaves of each token's equations."""
         equations = self.equations
         point = equations.at(self._behind(along))
         expected = equations.inputs.expected(point.inputs) + equations.activations.expected(point.activations)

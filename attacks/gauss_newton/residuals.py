@@ -20,24 +20,36 @@ SKETCH = 64  # rows and columns of a weight's gradient that are compared, above 
 
 
 def compared_layers(model: VitClassifier) -> list[str]:
-    """The linear layers of the first two blocks, the middle and the last one, and the head."""
+    """List the linear layers of the first two blocks, the middle and the last one, and the head.
+
+    Args:
+        model: The model.
+    """
     last = len(model.backbone.blocks) - 1
     blocks = sorted({0, min(1, last), (last + 1) // 2, last})
-    wanted = (*(f"{PREFIX}blocks.{index}." for index in blocks), f"{PREFIX}head")
+    prefixes = (*(f"{PREFIX}blocks.{index}." for index in blocks), f"{PREFIX}head")
     linear = (name for name, module in model.named_modules() if isinstance(module, nn.Linear))
-    return [name for name in linear if name.startswith(wanted)]
+    return [name for name in linear if name.startswith(prefixes)]
 
 
 def compared_tensors(model: VitClassifier) -> list[str]:
-    """Names of the parameters whose gradients are compared."""
+    """List the parameters whose gradients are compared.
+
+    Args:
+        model: The model.
+    """
     layers = [f"{layer}.{kind}" for layer in compared_layers(model) for kind in ("weight", "bias")]
-    known = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     unknown = [names.UNKNOWN_EMBEDDING] if model.defended else []
-    return [names.PATCH_WEIGHT, names.POSITION_EMBEDDING, *unknown, *(name for name in layers if name in known)]
+    return [names.PATCH_WEIGHT, names.POSITION_EMBEDDING, *unknown, *(name for name in layers if name in parameters)]
 
 
 def refusal(model: VitClassifier) -> str | None:
-    """Why the gradients of this model's candidates cannot be computed here; None if they can."""
+    """Say why the gradients of a model's candidates cannot be computed here; None if they can.
+
+    Args:
+        model: Any model.
+    """
     if not isinstance(getattr(model.backbone.patch_embed, "norm", None), nn.Identity):
         return "the patch embedding is more than one linear map of each patch"
     if model.index_embedding is not None:
@@ -87,18 +99,24 @@ class Residuals:
         Returns:
             (residuals,), whose squared norm is the mean over tensors of the squared relative distance, by ``levels``.
         """
-        made = self._gradients(patches, self._labels)
-        return self._relative({name: made[name] - target.to(patches.dtype) for name, target in self._targets.items()})
+        gradients = self._gradients(patches, self._labels)
+        return self._relative(
+            {name: gradients[name] - target.to(patches.dtype) for name, target in self._targets.items()}
+        )
 
     def share(self, patches: Tensor, number: int) -> Tensor:
-        """What one picture (1, patches, values) of the batch adds to the residuals, (residuals,), but for a constant.
+        """Compute what a picture of the batch adds to the residuals, (residuals,), but for a constant.
 
         A batch's gradient is a sum, so the derivative by one picture needs no other.
+
+        Args:
+            patches: (1, patches, values) of the picture.
+            number: Its place in the batch.
         """
         return self._relative(self._gradients(patches, self._labels[number : number + 1]))
 
     def _relative(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """What is compared, each tensor by the norm of its target and its level."""
+        """Divide what is compared of each tensor by the norm of its target and its level."""
         relative = [
             (tensors[name] / (self._levels.get(name, 1.0) * target.norm().to(tensors[name]))).flatten()
             for name, target in self._targets.items()
@@ -106,29 +124,29 @@ class Residuals:
         return torch.cat(relative) / math.sqrt(len(relative))
 
     def _seen_of(self, name: str, target: Tensor) -> Tensor:
-        """What is compared of an uploaded gradient."""
+        """Return what is compared of an uploaded gradient."""
         if name == names.PATCH_WEIGHT:
             return target.flatten(1) @ self._basis.mT
         if name == names.POSITION_EMBEDDING:
             return target[0]
         if name in self._sketches:
-            left, right = self._sketches[name]
-            return left.mT @ target @ right
+            left_sketch, right_sketch = self._sketches[name]
+            return left_sketch.mT @ target @ right_sketch
         return target
 
     def _gradients(self, patches: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """The same of the gradients that candidates with these labels add to a batch's."""
+        """Return the same of the gradients that candidates with these labels add to a batch's."""
         factors = self._factored(patches, labels, len(self._labels), self._positions(patches.dtype))
-        made, at_tokens = self._of_layers(factors), factors.at_tokens
-        made[names.POSITION_EMBEDDING] = at_tokens.sum(dim=0) * ~self._masked
-        made[names.UNKNOWN_EMBEDDING] = (at_tokens * self._masked).sum(dim=(0, 1))
+        gradients, at_tokens = self._of_layers(factors), factors.at_tokens
+        gradients[names.POSITION_EMBEDDING] = at_tokens.sum(dim=0) * ~self._masked
+        gradients[names.UNKNOWN_EMBEDDING] = (at_tokens * self._masked).sum(dim=(0, 1))
         at_patches = at_tokens[:, -patches.shape[1] :]
         along = patches @ self._basis.mT.to(patches.dtype)
-        made[names.PATCH_WEIGHT] = at_patches.flatten(0, 1).mT @ along.flatten(0, 1)
-        return made
+        gradients[names.PATCH_WEIGHT] = at_patches.flatten(0, 1).mT @ along.flatten(0, 1)
+        return gradients
 
     def _positions(self, dtype: torch.dtype) -> Tensor:
-        """(1, tokens, dim), as the clients add them."""
+        """Return (1, tokens, dim), as the clients add them."""
         network = self._factored.network(dtype)
         positions = network.get_parameter(names.POSITION_EMBEDDING)
         if network.unknown_embedding is None:
@@ -136,16 +154,16 @@ class Residuals:
         return torch.where(self._masked, network.unknown_embedding, positions)
 
     def _of_layers(self, factors: Factors) -> dict[str, Tensor]:
-        made = {}
+        gradients = {}
         for name, rows in factors.outputs.items():
-            left, right = (sketch.to(rows.dtype) for sketch in self._sketches[f"{name}.weight"])
-            made[f"{name}.weight"] = (rows @ left).mT @ (factors.inputs[name] @ right)
-            made[f"{name}.bias"] = rows.sum(dim=0)
-        return made
+            left_sketch, right_sketch = (sketch.to(rows.dtype) for sketch in self._sketches[f"{name}.weight"])
+            gradients[f"{name}.weight"] = (rows @ left_sketch).mT @ (factors.inputs[name] @ right_sketch)
+            gradients[f"{name}.bias"] = rows.sum(dim=0)
+        return gradients
 
 
 def _sketch(size: int, generator: torch.Generator) -> Tensor:
-    """(size, at most SKETCH) random columns, which keep lengths on average; all of a small matrix."""
+    """Draw (size, at most SKETCH) columns, which keep lengths on average; return all of a small matrix."""
     if size <= SKETCH:
         return torch.eye(size, dtype=torch.float64)
     return torch.randn(size, SKETCH, generator=generator, dtype=torch.float64) / math.sqrt(SKETCH)

@@ -36,7 +36,12 @@ class OpenSpace:
 
     @staticmethod
     def of(affine: AffinePatches, model: Entrance) -> "OpenSpace":
-        """The space of the pictures that the facts allow."""
+        """Build the space of the pictures that the facts allow.
+
+        Args:
+            affine: What the facts leave open.
+            model: With an image size that the prior knows.
+        """
         if not len(affine.basis):
             return OpenSpace(affine.fixed, affine.basis, affine.fixed.new_zeros(0, 0))
         precision = _precision(affine, model)
@@ -46,16 +51,21 @@ class OpenSpace:
         return OpenSpace(close(affine, model), affine.basis, root)
 
     @staticmethod
-    def of_shown(shown: Tensor, prior: "Prior") -> "OpenSpace":
-        """The space of some directions (rank, values) of every patch, whatever stands in the others."""
-        apart = prior.covariance.view(*prior.mean.shape, *prior.mean.shape)
-        along = torch.einsum("iv,avbw,jw->aibj", shown, apart, shown).flatten(2).flatten(0, 1)
+    def of_shown(directions: Tensor, prior: "Prior") -> "OpenSpace":
+        """Build the space of some directions of every patch, whatever stands in the others.
+
+        Args:
+            directions: (rank, values), orthonormal.
+            prior: Of natural pictures.
+        """
+        covariance = prior.covariance.view(*prior.mean.shape, *prior.mean.shape)
+        along = torch.einsum("iv,avbw,jw->aibj", directions, covariance, directions).flatten(2).flatten(0, 1)
         root = torch.linalg.cholesky(along.flip(0, 1)).flip(0, 1)  # an upper factor, as above
-        return OpenSpace(prior.mean, shown, root)
+        return OpenSpace(prior.mean, directions, root)
 
     @property
     def alike(self) -> "OpenSpace":
-        """The same patches, each independent of the others and as natural in one place as in another."""
+        """Return the same patches, each independent of the others and as natural in one place as in another."""
         count, rank = len(self.natural), len(self.basis)
         covariance = (self.root @ self.root.mT).view(count, rank, count, rank)
         of_one = torch.einsum("aiaj->ij", covariance) / count
@@ -63,37 +73,51 @@ class OpenSpace:
         return OpenSpace(self.natural, self.basis, torch.kron(torch.eye(count).to(root), root))
 
     def coarse(self, unknowns: Tensor, count: int) -> "tuple[OpenSpace, Tensor]":
-        """The space of pictures that differ from one (unknowns,) along so many directions, and where in it that one is.
+        """Return the space of the directions in which natural pictures vary most, and a picture's unknowns in it.
 
-        They are the directions along which natural pictures vary most.
+        Args:
+            unknowns: (unknowns,) of the picture, which the space contains.
+            count: Directions.
         """
         leading = self._by_variance[:, -count:]
         along = leading.mT @ unknowns
-        others = self.patches(unknowns - leading @ along)[0]
-        return OpenSpace(others, self.basis, self.root @ leading), along
+        base_picture = self.patches(unknowns - leading @ along)[0]
+        return OpenSpace(base_picture, self.basis, self.root @ leading), along
 
     @cached_property
     def _by_variance(self) -> Tensor:
-        """(unknowns, unknowns) orthonormal, those last along which patches vary most."""
+        """Return (unknowns, unknowns) orthonormal directions, those last along which patches vary most."""
         axes: Tensor = torch.linalg.eigh(self.root.mT @ self.root).eigenvectors
         return axes
 
     def patches(self, unknowns: Tensor) -> Tensor:
-        """(pictures, patches, values) of unknowns (pictures * those of one,), in their precision."""
+        """Return (pictures, patches, values) in the unknowns' precision.
+
+        Args:
+            unknowns: (pictures * those of one picture,).
+        """
         if not len(self.basis):
             return self.natural[None].to(unknowns.dtype)
-        root, natural, basis = (each.to(unknowns.dtype) for each in (self.root, self.natural, self.basis))
+        root, natural, basis = (tensor.to(unknowns.dtype) for tensor in (self.root, self.natural, self.basis))
         along = unknowns.view(-1, root.shape[1]) @ root.mT
         return natural + along.view(-1, len(natural), len(basis)) @ basis
 
     def directions(self, chunk: int) -> Iterator[Tensor]:
-        """(some, patches, values) float32, so many at a time: how a picture's patches change with each unknown."""
+        """Yield (some, patches, values) float32: how a picture's patches change with each unknown.
+
+        Args:
+            chunk: At a time.
+        """
         basis = self.basis.float()
         for some in torch.split(self.root.mT, chunk):
             yield some.float().view(len(some), len(self.natural), len(self.basis)) @ basis
 
     def unknowns(self, patches: Tensor) -> Tensor:
-        """Those of the nearest pictures to patches (pictures, patches, values) float64, which ``patches`` undoes."""
+        """Solve for the unknowns of the nearest pictures, which ``patches`` undoes.
+
+        Args:
+            patches: (pictures, patches, values) float64.
+        """
         along = ((patches - self.natural) @ self.basis.mT).flatten(1)
         nearest: Tensor = torch.linalg.solve_triangular(self.root, along.mT, upper=True).mT.flatten()
         return nearest
@@ -108,7 +132,11 @@ class Prior:
 
     @staticmethod
     def of(model: Entrance) -> "Prior":
-        """In the network's input space. The last one is kept: it takes seconds, and the next picture has the same."""
+        """Read it in the network's input space. The last one is cached: it takes seconds, and is often asked for again.
+
+        Args:
+            model: With an image size that the prior knows.
+        """
         normalised = torch.cat([model.mean.flatten(), model.std.flatten()])
         kind = (model.image_size, model.patch_size, normalised.device, *normalised.tolist())
         if kind not in _LAST:
@@ -118,7 +146,7 @@ class Prior:
 
     @cached_property
     def covariance(self) -> Tensor:
-        """The inverse of the precision."""
+        """Return the inverse of the precision."""
         inverse: Tensor = torch.linalg.inv(self.precision)
         return inverse
 
@@ -135,7 +163,7 @@ _LAST: dict[tuple[object, ...], Prior] = {}
 
 
 def _precision(affine: AffinePatches, model: Entrance) -> Tensor:
-    """(patches * rank, patches * rank) of the prior of pictures, along the basis."""
+    """Return (patches * rank, patches * rank) of the prior of pictures, along the basis."""
     prior, patches, rank = NaturalPictures.for_model(model), len(affine.fixed), len(affine.basis)
     basis = affine.basis.float()
 

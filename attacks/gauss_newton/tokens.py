@@ -35,7 +35,12 @@ from fedmjp.patches import from_patches
 
 
 def states_tokens(model: VitClassifier, pictures: int) -> bool:
-    """Whether gradients of so many pictures state their tokens: fewer than dimensions, in a block that is known."""
+    """Tell whether gradients of so many pictures state their tokens: fewer than dimensions, in a known block.
+
+    Args:
+        model: The model.
+        pictures: How many.
+    """
     dimensions = model.get_parameter(names.POSITION_EMBEDDING).shape[-1]
     return pictures * (1 + model.grid**2) < dimensions and block.refusal(model) is None
 
@@ -48,7 +53,7 @@ def by_tokens(
     model: VitClassifier,
     generator: torch.Generator,
 ) -> Tensor | None:
-    """Pictures (pictures, patches, values) float64 in the order of the labels, in the network's input space.
+    """Solve for pictures (pictures, patches, values) float64 in the order of the labels, in the network's input space.
 
     Args:
         gradients: Of the mean loss, float64: the first block's and the head's.
@@ -67,15 +72,15 @@ def by_tokens(
     equations = TokenEquations(first, fc2, gradients[FC1_WEIGHT], gradients[FC2_WEIGHT], len(labels) * count)
     try:
         behind = search(equations, ROUNDS, STARTS, generator)
-        made = entering(model, gradients, behind.whitened)
-        if not bool(made.tokens.isfinite().all() & made.attended.isfinite().all()):
+        solved = entering(model, gradients, behind.whitened)
+        if not bool(solved.tokens.isfinite().all() & solved.attended.isfinite().all()):
             return None
         sorted_ = TokenSorter(affine, model)
-        members = sorted_.members(made, sorted_.places(made.tokens, len(labels)))
+        members = sorted_.members(solved, sorted_.places(solved.tokens, len(labels)))
         natural = (close(affine, model) - affine.fixed) @ affine.basis.mT
-        along = torch.where((members < behind.proven)[..., None], sorted_.along(made, members), natural)
+        along = torch.where((members < behind.proven)[..., None], sorted_.along(solved, members), natural)
         places = PlaceEquations(equations, class_token(model), sorted_.still, sorted_.moves)
-        refined = torch.stack([places.refined(each) for each in along])
+        refined = torch.stack([places.refined(unknowns) for unknowns in along])
         patches = affine.fixed + refined @ affine.basis
         return patches[_order(patches, gradients[names.HEAD_WEIGHT], labels, model)]
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # two rows are one: no solution
@@ -96,52 +101,67 @@ class TokenSorter:
         self.moves = centred(affine.basis @ weight.mT)  # (rank, dim)
 
     def places(self, tokens: Tensor, pictures: int) -> Tensor:
-        """(1 + patches, pictures) which tokens stand in each place, the class token's first, in no order."""
+        """Find which tokens stand in each place: (1 + patches, pictures), the class token's first, in no order.
+
+        Args:
+            tokens: (tokens, dim) that enter the block.
+            pictures: How many.
+        """
         inside = torch.linalg.qr(self.moves.mT).Q
         still = torch.cat([centred(self._class_token)[None], self.still])
-        apart = tokens[:, None] - still
-        apart[:, 1:] -= apart[:, 1:] @ inside @ inside.mT
-        costs = apart.square().mean(-1).clamp_min(torch.finfo(apart.dtype).tiny).log()
+        offsets = tokens[:, None] - still
+        offsets[:, 1:] -= offsets[:, 1:] @ inside @ inside.mT
+        costs = offsets.square().mean(-1).clamp_min(torch.finfo(offsets.dtype).tiny).log()
         _, places = linear_sum_assignment(costs.repeat_interleave(pictures, 1).cpu().numpy())
         rows: Tensor = torch.from_numpy(places).to(tokens.device).argsort().view(-1, pictures)
         return rows
 
-    def along(self, made: EnteringTokens, members: Tensor) -> Tensor:
-        """(pictures, patches, rank) of the tokens along the moves."""
-        solved = torch.linalg.lstsq(self.moves.mT, (made.tokens[members] - self.still).flatten(0, 1).mT).solution
-        along: Tensor = solved.mT.view(*members.shape, -1)
+    def along(self, solved: EnteringTokens, members: Tensor) -> Tensor:
+        """Project tokens onto the moves: (pictures, patches, rank).
+
+        Args:
+            solved: All tokens.
+            members: (pictures, patches), the tokens of each picture.
+        """
+        offsets = (solved.tokens[members] - self.still).flatten(0, 1)
+        along: Tensor = torch.linalg.lstsq(self.moves.mT, offsets.mT).solution.mT.view(*members.shape, -1)
         return along
 
-    def members(self, made: EnteringTokens, places: Tensor) -> Tensor:
-        """(pictures, patches) the tokens that the class token of each picture attends to."""
+    def members(self, solved: EnteringTokens, places: Tensor) -> Tensor:
+        """Find the tokens (pictures, patches) that the class token of each picture attends to.
+
+        Args:
+            solved: All tokens.
+            places: (1 + patches, pictures), which tokens stand in each place.
+        """
         class_tokens, candidates = places[0], places[1:].flatten()
-        tokens = torch.cat([self._class_token[None], made.tokens[candidates]])
+        tokens = torch.cat([self._class_token[None], solved.tokens[candidates]])
         keys, values = self._block.keys_values(tokens)
         weights = self._weights(keys)
         patches, pictures = places[1:].shape
         share = torch.eye(patches).to(tokens).repeat_interleave(pictures, 1)  # of each place, one token
         belonging = []
-        for home in made.attended[class_tokens].view(pictures, len(keys), 1, -1):
+        for home in solved.attended[class_tokens].view(pictures, len(keys), 1, -1):
             terms = (weights[..., None] * (values - home)).transpose(0, 1).flatten(1)  # (1 + candidates, dim)
             size = terms.norm(dim=1).mean()
             matrix = torch.cat([terms[1:].mT / size, share])
             right = torch.cat([-terms[0] / size, share.new_ones(patches)])
             belonging.append(torch.linalg.lstsq(matrix, right[:, None]).solution.view(patches, pictures))
-        chosen = [_assigned(-rows) for rows in torch.stack(belonging, -1)]
-        return torch.stack([place[rows.argsort()] for place, rows in zip(places[1:], chosen, strict=True)], 1)
+        pictures_of = [_assigned(-rows) for rows in torch.stack(belonging, -1)]
+        return torch.stack([place[rows.argsort()] for place, rows in zip(places[1:], pictures_of, strict=True)], 1)
 
     def _weights(self, keys: Tensor) -> Tensor:
-        """(heads, tokens) how much the class token attends to each, but for what the softmax divides by."""
+        """Return (heads, tokens) how much the class token attends to each, but for what the softmax divides by."""
         first = self._block
         dim = len(self._class_token)
-        asked = first.norm1(self._class_token[None]) @ first.qkv.weight[:dim].T + first.qkv.bias[:dim]
-        logits = (keys @ asked.view(len(keys), -1, 1))[..., 0] / keys.shape[-1] ** 0.5
+        query = first.norm1(self._class_token[None]) @ first.qkv.weight[:dim].T + first.qkv.bias[:dim]
+        logits = (keys @ query.view(len(keys), -1, 1))[..., 0] / keys.shape[-1] ** 0.5
         weights: Tensor = (logits - logits.amax(1, keepdim=True)).exp()
         return weights
 
 
 def _order(patches: Tensor, gradient: Tensor, labels: Sequence[int], model: VitClassifier) -> Tensor:
-    """(pictures,) which picture has each label, by the gradient of the head's weight."""
+    """Find which picture has each label, (pictures,), by the gradient of the head's weight."""
     backbone: Any = copy.deepcopy(model.backbone).double()
     images = from_patches(patches, model.image_size, model.patch_size)
     features = backbone.forward_head(backbone.forward_features(images), pre_logits=True)
@@ -151,6 +171,6 @@ def _order(patches: Tensor, gradient: Tensor, labels: Sequence[int], model: VitC
 
 
 def _assigned(costs: Tensor) -> Tensor:
-    """(rows,) columns, each once, of the least sum of costs."""
+    """Return (rows,) columns, each once, of the least sum of costs."""
     _, columns = linear_sum_assignment(costs.cpu().numpy())
     return torch.from_numpy(columns).to(costs.device)

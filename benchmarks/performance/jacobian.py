@@ -21,13 +21,11 @@ from torch import Tensor
 import fedmjp
 from fedmjp.attacks.first_block.places import TokenEmbedding
 from fedmjp.attacks.gauss_newton.body import shown_directions
-from fedmjp.attacks.gauss_newton.chosen import some
 from fedmjp.attacks.gauss_newton.degraded import NetworkDegraded
 from fedmjp.attacks.gauss_newton.factors import FactoredModel, Factors
 from fedmjp.attacks.gauss_newton.levenberg import jacobian as torch_jacobian
-from fedmjp.attacks.gauss_newton.picked import PickedResiduals
+from fedmjp.attacks.gauss_newton.picked import PickedResiduals, UploadedEntries, some
 from fedmjp.attacks.gauss_newton.residuals import compared_layers
-from fedmjp.attacks.gauss_newton.sent import UploadedEntries
 from fedmjp.attacks.gauss_newton.space import OpenSpace, Prior
 from fedmjp.benchmarks.performance.harness import Measurement, benchmark
 from fedmjp.models import names

@@ -114,7 +114,7 @@ def _tell_version(wants_version: bool) -> None:
 
 
 @app.callback()
-def before(
+def run_before_commands(
     _version: Annotated[
         bool, typer.Option("--version", help="Tell the version and exit.", callback=_tell_version, is_eager=True)
     ] = False,

@@ -28,21 +28,35 @@ class FreeSpace:
     """What known rows leave free of a span, and what each of them holds alone."""
 
     free: Tensor  # (values, missing), orthonormal
-    held: Tensor  # (known, values) unit vectors of the span, each orthogonal to all other known rows
+    duals: Tensor  # (known, values) unit vectors of the span, each orthogonal to all other known rows
 
     @staticmethod
-    def of(span: Span, known: Tensor) -> "FreeSpace":
-        """From known rows (known, values) of a span."""
-        inside = known @ span.columns
+    def of(span: Span, known_rows: Tensor) -> "FreeSpace":
+        """Build from known rows of a span.
+
+        Args:
+            span: Of the upload.
+            known_rows: (known, values), in the span.
+        """
+        inside = known_rows @ span.columns
         complete, _ = torch.linalg.qr(inside.mT, mode="complete")
         duals = torch.linalg.pinv(inside, rtol=DEPENDENT).mT
-        held = (duals / duals.norm(dim=1, keepdim=True)) @ span.columns.mT
-        return FreeSpace(span.columns @ complete[:, len(known) :], held)
+        unit_duals = (duals / duals.norm(dim=1, keepdim=True)) @ span.columns.mT
+        return FreeSpace(span.columns @ complete[:, len(known_rows) :], unit_duals)
 
-    def added(self, rows: Tensor, held: Tensor | None) -> Tensor:
-        """(rows, values): what rows add to the known ones, or to all others of them if ``held`` (rows, values)."""
+    def added(self, rows: Tensor, own_directions: Tensor | None) -> Tensor:
+        """Return (rows, values): what rows add to the known ones.
+
+        Args:
+            rows: (rows, values).
+            own_directions: (rows, values), where the rows are known themselves and all other known rows count.
+        """
         added = rows @ self.free @ self.free.mT
-        return added if held is None else added + (rows * held).sum(dim=1, keepdim=True) * held
+        return (
+            added
+            if own_directions is None
+            else added + (rows * own_directions).sum(dim=1, keepdim=True) * own_directions
+        )
 
 
 @dataclass(frozen=True)
@@ -56,9 +70,17 @@ class SeparationMerit:
     members: Tensor | None = None  # (rows,) which known tokens the rows stand for
 
     @staticmethod
-    def of(equations: PatchEquations, known: PatchSet, attended: Attended) -> "SeparationMerit":
-        """Apart from the class token and all known patches."""
-        entering = torch.cat([equations.class_token, equations.tokens(known.coefficients, known.all_places(equations))])
+    def of(equations: PatchEquations, patches: PatchSet, attended: Attended) -> "SeparationMerit":
+        """Build the merit apart from the class token and all known patches.
+
+        Args:
+            equations: Of one upload.
+            patches: The known ones.
+            attended: Adds the attention.
+        """
+        entering = torch.cat(
+            [equations.class_token, equations.tokens(patches.coefficients, patches.all_places(equations))]
+        )
         inputs, activations = _rows(equations, equations.at(attended(entering)))
         return SeparationMerit(
             equations,
@@ -67,17 +89,27 @@ class SeparationMerit:
             FreeSpace.of(equations.activations, activations),
         )
 
-    def among(self, known: PatchSet) -> "SeparationMerit":
-        """Of the known masked patches themselves, each against all others."""
-        first = 1 + len(known.visible)
-        return replace(self, members=torch.arange(first, first + len(known.masked), device=known.masked.device))
+    def among(self, patches: PatchSet) -> "SeparationMerit":
+        """Build the merit of the known masked patches themselves, each against all others.
+
+        Args:
+            patches: The known ones.
+        """
+        first = 1 + len(patches.visible)
+        return replace(self, members=torch.arange(first, first + len(patches.masked), device=patches.masked.device))
 
     def value(self, cost: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
-        """The merit, of the cost (rows,) at coefficients (rows, unknowns)."""
+        """Compute the merit.
+
+        Args:
+            cost: (rows,) at the coefficients.
+            coefficients: (rows, unknowns).
+            rows: (rows,) which problems these are.
+        """
         return cost / self._added(self._point(coefficients), rows).cost
 
     def adapt(self, matrices: Tensor, gradients: Tensor, cost: Tensor, coefficients: Tensor, rows: Tensor) -> None:
-        """Divided by 1 / n, which changes no step: with v = gradient of log sqrt(1 / n)."""
+        """Adapt to the merit divided by 1 / n, which changes no step: with v = gradient of log sqrt(1 / n)."""
         added = self._added(self._point(coefficients), rows)
         slope = -self.equations.gradient(added) / added.cost[:, None]
         mixed = gradients[:, :, None] * slope[:, None]
@@ -89,19 +121,19 @@ class SeparationMerit:
         return self.equations.at(self.attended(self.equations.tokens(coefficients, places)))
 
     def _added(self, point: PatchPoint, rows: Tensor) -> PatchPoint:
-        """The point with what tokens add to the known ones, not what lies outside of the spans: its cost is n."""
+        """Return the point with what tokens add to the known ones, so that its cost is n."""
         inputs, activations = _rows(self.equations, point)
-        chosen = None if self.members is None else self.members[rows]
+        members = None if self.members is None else self.members[rows]
         return replace(
             point,
-            outside_inputs=self.inputs.added(inputs, None if chosen is None else self.inputs.held[chosen]),
+            outside_inputs=self.inputs.added(inputs, None if members is None else self.inputs.duals[members]),
             outside_activations=self.activations.added(
-                activations, None if chosen is None else self.activations.held[chosen]
+                activations, None if members is None else self.activations.duals[members]
             ),
         )
 
 
 def _rows(equations: PatchEquations, point: PatchPoint) -> tuple[Tensor, Tensor]:
-    """(rows, dim) h and (rows, hidden) a."""
+    """Return (rows, dim) h and (rows, hidden) a."""
     norm = equations.block.norm2
     return point.whitened * norm.gain + norm.bias, gelu(point.before_gelu)

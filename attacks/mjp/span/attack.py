@@ -88,11 +88,20 @@ class MjpSpan(ClosedFacts[VitClassifier]):
     optimises = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """What the linear facts need, and of a defended model the first block's MLP and attention output."""
+        """Return what the linear facts need, and of a defended model the first block's MLP and attention output.
+
+        Args:
+            model: The model.
+        """
         return [*super().tensors(model), *(TENSORS if model.defended else ())]
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Needs one step on one picture, the block written out in ``block``, and the prior."""
+        """Require one step on one picture, the block written out in ``block``, and the prior.
+
+        Args:
+            model: The model.
+            threat: What the attacker is granted.
+        """
         if threat.batch_size != 1 or (threat.local_steps != 1 and threat.update == "delta"):
             return "needs one step on a single picture: more of either spans more tokens than the dimensions hold"
         if model.index_embedding is not None:
@@ -124,7 +133,7 @@ class MjpSpan(ClosedFacts[VitClassifier]):
 
 
 def _rank_refusal(model: VitClassifier) -> str | None:
-    """Why the MLP's gradients do not span the activations of all tokens."""
+    """Say why the MLP's gradients do not span the activations of all tokens; None if they do."""
     tokens, dimensions = 1 + model.grid**2, model.get_parameter(names.POSITION_EMBEDDING).shape[-1]
     if model.defended and tokens >= dimensions:
         return f"{tokens} tokens are not fewer than their {dimensions} dimensions: the gradients do not span them all"
@@ -139,18 +148,27 @@ def solve(
     model: VitClassifier,
     generator: torch.Generator,
 ) -> tuple[Tensor, SpanCertificate]:
-    """Patches (patches, values), masked ones in arbitrary order and from ``natural`` where missing; the certificate."""
+    """Solve for patches (patches, values), masked ones in arbitrary order, and certify them.
+
+    Args:
+        setup: The equations.
+        affine: What the linear facts leave open.
+        natural: (patches, values) the most natural picture, whose patches replace missing ones.
+        tokens: (tokens, dim) whitened ones that prove themselves.
+        model: With the weights of the upload.
+        generator: Of the starts, on the CPU.
+    """
     naturalness = Naturalness.of(affine, model)
     start = (natural - affine.fixed) @ affine.basis.mT
     solution, count = SpanSearch(setup, naturalness, start[setup.visible], tokens, generator).go()
     pixel = float(model.std.max())
     certificate = certify(setup, solution, count, pixel)
     if count == setup.unknowns and not certificate.holds:  # one by one, some may still be a little off
-        together, _ = solve_jointly(setup, solution, steps=TOGETHER)
-        moved = (together.coefficients - solution.coefficients).norm(dim=1) * pixel / setup.values**0.5
-        of_all = certify(setup, together, count, pixel)
+        joint_solution, _ = solve_jointly(setup, solution, steps=TOGETHER)
+        moved = (joint_solution.coefficients - solution.coefficients).norm(dim=1) * pixel / setup.values**0.5
+        of_all = certify(setup, joint_solution, count, pixel)
         if of_all.holds and moved.max() < SAME:
-            solution, certificate = together, of_all
+            solution, certificate = joint_solution, of_all
     places, coefficients = solution.all_places(setup), solution.coefficients
     possible = naturalness.excess(coefficients, places) <= IMPOSSIBLE
     patches = natural.clone()
@@ -162,6 +180,6 @@ def _in_order(
     patches: Tensor, hole: Tensor, model: VitClassifier, generator: torch.Generator, tries: int, until: float
 ) -> Tensor:
     """Put the patches in the hole into the places where they fit, with tries while there is time."""
-    shown = to_patches(picture(patches, model), model.patch_size)[0]
-    source = reassemble(shown, hole, model.grid, model.patch_size, generator=generator, tries=tries, until=until)
+    patch_images = to_patches(picture(patches, model), model.patch_size)[0]
+    source = reassemble(patch_images, hole, model.grid, model.patch_size, generator=generator, tries=tries, until=until)
     return patches[source.to(patches.device)]

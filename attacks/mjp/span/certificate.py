@@ -38,22 +38,22 @@ class SpanCertificate:
 
     @property
     def consistent(self) -> bool:
-        """Whether rounding explains most residuals: the solution is right but for some patches."""
+        """Tell whether rounding explains most residuals: the solution is right but for some patches."""
         return self.median <= MEDIAN
 
     @property
     def likely(self) -> bool:
-        """Whether most patches are nearly right: most masked ones are found, and few residuals are far off."""
+        """Tell whether most patches are nearly right: most masked ones are found, and few residuals are far off."""
         return self.consistent or (self.found > MOST * self.masked and self.median <= NEARLY)
 
     @property
     def holds(self) -> bool:
-        """Whether every patch is certified: visible ones in place, masked ones as a set."""
+        """Tell whether every patch is certified: visible ones in place, masked ones as a set."""
         small = self.consistent and self.largest <= LARGEST and MARGIN * self.expected <= ERROR
         return self.found == self.masked and small
 
     def diagnostics(self) -> dict[str, float]:
-        """For the trial's row."""
+        """Return the figures for the trial's row."""
         return {
             "content_certified": float(self.holds),
             "found_patches": float(self.found),
@@ -65,10 +65,16 @@ class SpanCertificate:
 
 
 def expected_error(upload: Upload, facts: LinearFacts, model: VitClassifier, threat: ThreatModel) -> float:
-    """Per pixel, of an upload without a mask, whose linear facts are the whole picture.
+    """Estimate the error per pixel of an upload without a mask, whose linear facts are the whole picture.
 
     The least-squares solution X of D^T X = G has the covariance s^2 (D D^T)^-1, s^2 being the variance of
     what no solution explains, and no less than rounding and noise that the server is told of on the entries of G.
+
+    Args:
+        upload: Of one picture.
+        facts: Its linear facts.
+        model: With the weights of the upload.
+        threat: What the attacker is granted.
     """
     gradient = on_device(upload, names.PATCH_WEIGHT, model).flatten(1)
     rows = on_device(upload, names.POSITION_EMBEDDING, model)[0, model.prefix_tokens :][~facts.mask]
@@ -84,9 +90,13 @@ def expected_error(upload: Upload, facts: LinearFacts, model: VitClassifier, thr
 
 
 def certify(equations: PatchEquations, solution: PatchSet, count: int, pixel: float) -> SpanCertificate:
-    """Look at a solution with all visible patches, of whose masked ones the first ``count`` stand in for no others.
+    """Certify a solution with all visible patches from its residuals.
 
-    ``pixel`` is what 1 in the network's input space is in [0, 1].
+    Args:
+        equations: Of the upload.
+        solution: Its patches.
+        count: The first so many masked patches stand in for no others.
+        pixel: What 1 in the network's input space is in [0, 1].
     """
     relative, expected = _errors(equations, solution)
     errors_of_masked = expected[len(solution.places) :] * equations.values**0.5
@@ -100,7 +110,7 @@ def certify(equations: PatchEquations, solution: PatchSet, count: int, pixel: fl
 
 
 def _distinct(masked: Tensor, error: Tensor) -> int:
-    """How many of the masked patches are not nearer to an earlier one than the errors (masked,) of both.
+    """Count the masked patches that are not nearer to an earlier one than the errors (masked,) of both.
 
     One patch found twice in place of another that resembles it leaves residuals that rounding may explain.
     """
@@ -109,7 +119,7 @@ def _distinct(masked: Tensor, error: Tensor) -> int:
 
 
 def _errors(equations: PatchEquations, solution: PatchSet) -> tuple[Tensor, Tensor]:
-    """(patches,) relative residuals, and errors per value.
+    """Return (patches,) relative residuals, and errors per value.
 
     If r is noise of the same size in all n equations, its variance is |r|^2 / n and the coefficients'
     covariance that times (J^T J)^-1.

@@ -21,36 +21,41 @@ GAIN = 1e-9  # of the cost: moving one copy must lower it by more
 TINY = 1e-10  # of the mean diagonal, which makes the normal matrix positive definite
 
 
-def with_copies(equations: PatchEquations, known: PatchSet) -> PatchSet:
-    """As many masked patches as there are: the known ones, then copies of them, unless none is known."""
-    missing, kinds = equations.unknowns - len(known.masked), len(known.masked)
+def with_copies(equations: PatchEquations, patches: PatchSet) -> PatchSet:
+    """Return as many masked patches as there are: the known ones, then copies of them, unless none is known.
+
+    Args:
+        equations: Of one upload.
+        patches: The known ones.
+    """
+    missing, kinds = equations.unknowns - len(patches.masked), len(patches.masked)
     if not missing or not kinds:
-        return known
+        return patches
     copies = torch.full((kinds,), missing // kinds)
     copies[: missing % kinds] += 1
-    if len(known.visible):
-        counts, matrix, vector = _fitted(equations, known)
+    if len(patches.visible):
+        counts, matrix, vector = _fitted(equations, patches)
         copies = _whole(matrix.cpu(), vector.cpu(), counts.cpu(), missing)
-    again = known.masked.repeat_interleave(copies.to(known.masked.device), dim=0)
-    return PatchSet(known.places, known.visible, torch.cat([known.masked, again]))
+    copied = patches.masked.repeat_interleave(copies.to(patches.masked.device), dim=0)
+    return PatchSet(patches.places, patches.visible, torch.cat([patches.masked, copied]))
 
 
-def _fitted(equations: PatchEquations, known: PatchSet) -> tuple[Tensor, Tensor, Tensor]:
-    """(masked,) how many more of each masked patch there are, in parts, by what visible patches attend to.
+def _fitted(equations: PatchEquations, patches: PatchSet) -> tuple[Tensor, Tensor, Tensor]:
+    """Fit how many more of each masked patch there are (masked,), in parts, to what visible patches attend to.
 
     And the matrix and vector of the quadratic that they minimise.
     """
-    missing, kinds = equations.unknowns - len(known.masked), len(known.masked)
-    rows = torch.arange(0, len(known.visible), max(len(known.visible) // SAMPLE, 1), device=known.masked.device)
-    counts = torch.full_like(known.masked[:, 0], missing / kinds)
-    tokens = equations.tokens(known.visible[rows], known.places[rows])
+    missing, kinds = equations.unknowns - len(patches.masked), len(patches.masked)
+    rows = torch.arange(0, len(patches.visible), max(len(patches.visible) // SAMPLE, 1), device=patches.masked.device)
+    counts = torch.full_like(patches.masked[:, 0], missing / kinds)
+    tokens = equations.tokens(patches.visible[rows], patches.places[rows])
 
     def residuals(copies: Tensor) -> Tensor:
-        point = equations.at(attended(equations, known, 1 + copies)(tokens))
+        point = equations.at(attended(equations, patches, 1 + copies)(tokens))
         return torch.cat([point.outside_inputs, point.outside_activations], dim=1)
 
     for _ in range(PASSES):
-        point = equations.at(attended(equations, known, 1 + counts)(tokens))
+        point = equations.at(attended(equations, patches, 1 + counts)(tokens))
         weights = 1 / torch.maximum(point.cost.sqrt(), equations.noise(point))
         derivative = (weights[:, None, None] * jacfwd(residuals)(counts)).flatten(0, 1)
         right = derivative @ counts - (weights[:, None] * residuals(counts)).flatten()
@@ -60,31 +65,31 @@ def _fitted(equations: PatchEquations, known: PatchSet) -> tuple[Tensor, Tensor,
 
 
 def _non_negative(matrix: Tensor, vector: Tensor, total: int) -> Tensor:
-    """The x >= 0 of this sum that minimises x^T matrix x / 2 - vector^T x."""
+    """Return the x >= 0 of this sum that minimises x^T matrix x / 2 - vector^T x."""
     scale = matrix.diagonal().mean()
     root = torch.linalg.cholesky(matrix + TINY * scale * torch.eye(len(matrix)).to(matrix))
     firm = FIRM * scale.sqrt()
     right = torch.linalg.solve_triangular(root, vector[:, None], upper=False)[:, 0]
-    left = torch.cat([root.mT, firm.expand(1, len(matrix))])
-    return torch.from_numpy(nnls(left.cpu().numpy(), torch.cat([right, firm[None] * total]).cpu().numpy())[0])
+    rows = torch.cat([root.mT, firm.expand(1, len(matrix))])
+    return torch.from_numpy(nnls(rows.cpu().numpy(), torch.cat([right, firm[None] * total]).cpu().numpy())[0])
 
 
 def _whole(matrix: Tensor, vector: Tensor, counts: Tensor, total: int) -> Tensor:
-    """Whole numbers of this sum: rounded down, then added and moved one by one, always where it costs least."""
+    """Return whole numbers of this sum: rounded down, then added and moved one by one, where it costs least."""
     whole = counts.floor().clamp(max=total)
-    one = torch.eye(len(whole), dtype=whole.dtype)
+    units = torch.eye(len(whole), dtype=whole.dtype)
 
     def costs(candidates: Tensor) -> Tensor:
         return ((candidates @ matrix) * candidates).sum(dim=1) / 2 - candidates @ vector
 
-    while (left := total - int(whole.sum())) != 0:
-        candidates = whole + math.copysign(1, left) * one
+    while (missing := total - int(whole.sum())) != 0:
+        candidates = whole + math.copysign(1, missing) * units
         possible = (candidates >= 0).all(dim=1)
         whole = candidates[int(torch.where(possible, costs(candidates), math.inf).argmin())]
     while True:
-        moved = (whole + one[None] - one[:, None]).flatten(0, 1)
-        after = torch.where((moved >= 0).all(dim=1), costs(moved), math.inf)
-        best, before = int(after.argmin()), costs(whole[None])[0]
-        if not after[best] < before - GAIN * before.abs():
+        moved = (whole + units[None] - units[:, None]).flatten(0, 1)
+        moved_costs = torch.where((moved >= 0).all(dim=1), costs(moved), math.inf)
+        best, cost = int(moved_costs.argmin()), costs(whole[None])[0]
+        if not moved_costs[best] < cost - GAIN * cost.abs():
             return whole.long()
         whole = moved[best]

@@ -62,17 +62,23 @@ class PatchPoint:
     outside_activations: Tensor
 
     def __getitem__(self, rows: Tensor) -> "PatchPoint":
-        """Some of the tokens."""
+        """Select some of the tokens."""
         return PatchPoint(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
-    def replace(self, rows: Tensor, other: "PatchPoint", chosen: Tensor) -> None:
-        """Write the chosen tokens of another point into rows of this one."""
+    def replace(self, rows: Tensor, source: "PatchPoint", source_rows: Tensor) -> None:
+        """Overwrite rows with tokens of another point.
+
+        Args:
+            rows: Of this point.
+            source: The other point.
+            source_rows: Its tokens, as indices or (tokens,) bool.
+        """
         for name in self.__dataclass_fields__:
-            getattr(self, name)[rows] = getattr(other, name)[chosen]
+            getattr(self, name)[rows] = getattr(source, name)[source_rows]
 
     @property
     def cost(self) -> Tensor:
-        """(tokens,) sum of squares, without the level's."""
+        """Sum the squares, (tokens,), without the level's."""
         return self.outside_inputs.square().sum(1) + self.outside_activations.square().sum(1)
 
 
@@ -94,27 +100,27 @@ class PatchEquations:
     until: float = math.inf  # of time.thread_time(): iterations that are at work then end where they are
 
     def time_is_up(self) -> bool:
-        """Whether iterations are to end. This thread's work counts: another job on the machine changes no result."""
+        """Tell whether iterations are to end. Only this thread's work counts, so other jobs change no result."""
         return time.thread_time() > self.until
 
     @property
     def unknowns(self) -> int:
-        """Coefficients per patch, which is also the number of masked patches."""
+        """Count the coefficients per patch, which is also the number of masked patches."""
         return len(self.level)
 
     @property
     def count(self) -> int:
-        """Equations per token, but for the level's."""
+        """Count the equations per token, but for the level's."""
         return self.inputs.outside + self.activations.outside
 
     @cached_property
     def visible(self) -> Tensor:
-        """Places of the patches that are not masked."""
+        """Return the places of the patches that are not masked."""
         return (~self.mask).nonzero().flatten()
 
     @cached_property
     def hole(self) -> Tensor:
-        """Places of the masked patches."""
+        """Return the places of the masked patches."""
         return self.mask.nonzero().flatten()
 
     @cached_property
@@ -130,34 +136,59 @@ class PatchEquations:
         return self._gained @ self._centred
 
     def tokens(self, coefficients: Tensor, places: Tensor) -> Tensor:
-        """(rows, dim): z of coefficients (rows, unknowns) at places (rows,)."""
+        """Return the tokens z (rows, dim).
+
+        Args:
+            coefficients: (rows, unknowns).
+            places: (rows,).
+        """
         return self.start[places] + coefficients @ self.directions.T
 
     def at(self, attended: Tensor) -> PatchPoint:
-        """The equations at z + o (rows, dim)."""
+        """Evaluate the equations.
+
+        Args:
+            attended: (rows, dim), z + o.
+        """
         whitened, deviation = self.block.norm2.whiten(attended)
         inputs = whitened * self.block.norm2.gain + self.block.norm2.bias
-        before = self.block.fc1(inputs)
-        after = gelu(before)
-        return PatchPoint(whitened, deviation, before, self.inputs.remainder(inputs), self.activations.remainder(after))
+        before_gelu = self.block.fc1(inputs)
+        activated = gelu(before_gelu)
+        return PatchPoint(
+            whitened, deviation, before_gelu, self.inputs.remainder(inputs), self.activations.remainder(activated)
+        )
 
     def noise(self, point: PatchPoint) -> Tensor:
-        """(rows,) length that rounding gives r at true tokens."""
+        """Return (rows,) the length that rounding gives r at true tokens.
+
+        Args:
+            point: The equations at some tokens.
+        """
         inputs = point.whitened * self.block.norm2.gain + self.block.norm2.bias
         expected = self.inputs.expected(inputs) + self.activations.expected(gelu(point.before_gelu))
         return expected.sqrt()
 
     def level_error(self, coefficients: Tensor, places: Tensor) -> Tensor:
-        """(rows,) the last equation: k (l.c - 1), 0 where not masked."""
+        """Return (rows,) the last equation: k (l.c - 1), 0 where not masked.
+
+        Args:
+            coefficients: (rows, unknowns).
+            places: (rows,).
+        """
         error: Tensor = LEVEL_WEIGHT * (coefficients @ self.level - 1) * self.mask[places]
         return error
 
     def normal(self, point: PatchPoint, coefficients: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Gauss-Newton matrices (rows, unknowns, unknowns) and gradients (rows, unknowns), o held fixed.
+        """Compute Gauss-Newton matrices (rows, unknowns, unknowns) and gradients (rows, unknowns), with o fixed.
 
         The gradients are exact, as they decide where the iteration ends. The matrices decide only how fast
         it gets there, and are formed in float32 in half the time. For orthonormal columns R of a span,
         J^T (I - R R^T) J = J^T J - (R^T J)^T (R^T J): what is outside of the span is never formed.
+
+        Args:
+            point: The equations at some tokens.
+            coefficients: (rows, unknowns) of these.
+            places: (rows,).
         """
         rows, unknowns = len(point.whitened), self.unknowns
         matrices = self.level.new_empty(rows, unknowns, unknowns)
@@ -171,15 +202,23 @@ class PatchEquations:
         return matrices, self.gradient(point) + level * self.level_error(coefficients, places)[:, None] * self.level
 
     def gradient(self, point: PatchPoint) -> Tensor:
-        """(rows, unknowns), J^T r without J and without the level's."""
-        after = point.outside_activations * gelu_slope(point.before_gelu)
-        white = after @ self._gained + point.outside_inputs * self.block.norm2.gain
+        """Return (rows, unknowns), J^T r without J and without the level's.
+
+        Args:
+            point: The equations at some tokens.
+        """
+        at_gelu = point.outside_activations * gelu_slope(point.before_gelu)
+        white = at_gelu @ self._gained + point.outside_inputs * self.block.norm2.gain
         along = (white * point.whitened).mean(dim=1, keepdim=True)
         gradient: Tensor = ((white - point.whitened * along) / point.deviation) @ self._centred
         return gradient
 
     def jacobians(self, point: PatchPoint) -> tuple[Tensor, Tensor]:
-        """(dim, rows, unknowns) of h and (hidden, rows, unknowns) of a, float32."""
+        """Return float32 Jacobians: (dim, rows, unknowns) of h and (hidden, rows, unknowns) of a.
+
+        Args:
+            point: The equations at some tokens.
+        """
         white = point.whitened
         along = (white @ self._centred / white.shape[1]).float()  # layer normalisation removes it
         scale = (1 / point.deviation).T[:, :, None].float()
@@ -191,18 +230,18 @@ class PatchEquations:
 
     @cached_property
     def freed(self) -> "PatchEquations":
-        """The same equations for z + o itself, wherever attention may have taken it.
+        """Return the same equations for z + o itself, wherever attention may have taken it.
 
         h lies in a known span, so that z + o lies in the span of what norm2 makes h of, and the vector of
-        ones: z + o = T y. The unknowns are y, of the one place 0.
+        constant: z + o = T y. The unknowns are y, of the one place 0.
         """
         norm = self.block.norm2
-        ones = torch.ones_like(norm.gain)
+        constant = torch.ones_like(norm.gain)
         columns = torch.cat(
-            [self.inputs.columns / norm.gain[:, None], torch.stack([norm.bias / norm.gain, ones], 1)], dim=1
+            [self.inputs.columns / norm.gain[:, None], torch.stack([norm.bias / norm.gain, constant], 1)], dim=1
         )
-        left, singular, _ = torch.linalg.svd(columns, full_matrices=False)
-        allowed = left[:, singular > NEGLIGIBLE * singular[0]]
+        left_vectors, singular, _ = torch.linalg.svd(columns, full_matrices=False)
+        allowed = left_vectors[:, singular > NEGLIGIBLE * singular[0]]
         return replace(
             self,
             mask=self.mask[:1] & False,
@@ -213,7 +252,7 @@ class PatchEquations:
 
 
 def _gram_outside(jacobian: Tensor, span: Span) -> Tensor:
-    """(rows, unknowns, unknowns) of a Jacobian (values, rows, unknowns) projected outside of a span."""
+    """Return (rows, unknowns, unknowns) of a Jacobian (values, rows, unknowns) projected outside of a span."""
     values, rows, unknowns = jacobian.shape
     inside = (
         (span.columns.T.float() @ jacobian.reshape(values, rows * unknowns)).view(-1, rows, unknowns).transpose(0, 1)
@@ -232,42 +271,61 @@ class PatchSet:
 
     @property
     def coefficients(self) -> Tensor:
-        """Of the visible patches, then of the masked ones."""
+        """Return those of the visible patches, then of the masked ones."""
         return torch.cat([self.visible, self.masked])
 
     def moved(self, coefficients: Tensor) -> "PatchSet":
-        """The same patches at other coefficients."""
+        """Move the patches.
+
+        Args:
+            coefficients: (patches, unknowns), visible ones first.
+        """
         return PatchSet(self.places, coefficients[: len(self.places)], coefficients[len(self.places) :])
 
     def all_places(self, setup: PatchEquations) -> Tensor:
-        """Of its coefficients; of masked patches any place in the hole."""
+        """Return the places of its coefficients; of masked patches any place in the hole.
+
+        Args:
+            setup: The equations.
+        """
         return torch.cat([self.places, setup.hole[: len(self.masked)]])
 
 
-def attended(setup: PatchEquations, known: PatchSet, counts: Tensor | None = None) -> Attended:
-    """The map z -> z + o(z), with o from the keys and values of what is known, and a common correction.
+def attended(setup: PatchEquations, patches: PatchSet, counts: Tensor | None = None) -> Attended:
+    """Return the map z -> z + o(z), with o from the keys and values of known patches, and a common correction.
 
     As long as tokens are missing, o is off by nearly the same vector everywhere. The mean of o with the
     shares as weights is known exactly, so that the correction follows from the class token and the
     visible patches, whose shares are known. With every token known there is nothing to correct, nor if
     ``counts`` (masked,) say how often each known masked patch occurs.
+
+    Args:
+        setup: The equations.
+        patches: The known ones.
+        counts: (masked,), how often each known masked patch occurs; None if that is open.
     """
     block = setup.block
-    seen = torch.cat([setup.class_token, setup.tokens(known.visible, known.places)])
-    hidden = setup.tokens(known.masked, setup.hole[: len(known.masked)])
-    looked_at = block.keys_values(torch.cat([seen, hidden]))
+    visible_tokens = torch.cat([setup.class_token, setup.tokens(patches.visible, patches.places)])
+    hidden = setup.tokens(patches.masked, setup.hole[: len(patches.masked)])
+    looked_at = block.keys_values(torch.cat([visible_tokens, hidden]))
     if counts is not None:
-        weights = torch.cat([torch.ones_like(seen[:, 0]), counts])
+        weights = torch.cat([torch.ones_like(visible_tokens[:, 0]), counts])
         return lambda tokens: tokens + block.attention(tokens, looked_at, weights)
     correction = torch.zeros_like(setup.mean_attention)
-    if len(seen) + len(hidden) < 1 + len(setup.mask):
-        shares = torch.cat([setup.shares[:1], setup.shares[1 + known.places]])
-        correction = setup.mean_attention - shares @ block.attention(seen, looked_at) / shares.sum()
+    if len(visible_tokens) + len(hidden) < 1 + len(setup.mask):
+        shares = torch.cat([setup.shares[:1], setup.shares[1 + patches.places]])
+        correction = setup.mean_attention - shares @ block.attention(visible_tokens, looked_at) / shares.sum()
     return lambda tokens: tokens + block.attention(tokens, looked_at) + correction
 
 
 def equations(upload: Upload, facts: LinearFacts, model: VitClassifier) -> PatchEquations:
-    """Set them up from the upload and its linear facts."""
+    """Set up the equations.
+
+    Args:
+        upload: Of one picture.
+        facts: Its linear facts.
+        model: With the weights of the upload.
+    """
     block = first_block(model)
     positions, unknown, class_token, embedding, bias = (
         model.get_parameter(name).detach().double()

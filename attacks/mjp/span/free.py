@@ -17,9 +17,13 @@ STEPS = Steps(5, enough=1e-2)
 
 
 def free(equations: PatchEquations, attended: Tensor) -> Zeros:
-    """Release tokens from the attention that was assumed: start at z + o (rows, dim), go where the equations lead.
+    """Release tokens from the attention that was assumed; return the zeros of the freed equations that they lead to.
 
-    A weak leash keeps what the coefficients cannot reach near where it was. Gives zeros of the freed equations.
+    A weak leash keeps the part that coefficients cannot reach near where it was.
+
+    Args:
+        equations: Of one upload.
+        attended: (rows, dim), z + o to start from.
     """
     freed = equations.freed
     reached, _ = torch.linalg.qr(equations.directions)
@@ -34,16 +38,22 @@ def free(equations: PatchEquations, attended: Tensor) -> Zeros:
 
 
 def coefficients_of(equations: PatchEquations, places: Tensor, freed: Tensor, attention: Tensor) -> Tensor:
-    """(rows, unknowns) of patches at places (rows,), from z + o up to shift and scale, which norm2 hides, and o.
+    """Solve z + o = scale * freed + shift for coefficients (rows, unknowns).
 
-    Solves z + o = scale * freed + shift, of masked ones with the level's equation, for coefficients, scale and shift.
+    Of masked patches, the level's equation is solved, too.
+
+    Args:
+        equations: Of one upload.
+        places: (rows,).
+        freed: (rows, dim), z + o up to scale and shift, which norm2 hides.
+        attention: (rows, dim), o.
     """
     coefficients = torch.empty(len(freed), equations.unknowns, dtype=freed.dtype, device=freed.device)
     level = torch.cat([equations.level, torch.zeros_like(equations.level[:2])]) * LEVEL_WEIGHT
-    ones = torch.ones_like(equations.start[0])
-    for row, (place, after, output) in enumerate(zip(places.tolist(), freed, attention, strict=True)):
+    constant = torch.ones_like(equations.start[0])
+    for row, (place, released, output) in enumerate(zip(places.tolist(), freed, attention, strict=True)):
         start, masked = equations.start[place], equations.mask[place].to(level)
-        columns = torch.cat([equations.directions, torch.stack([-after, -ones], dim=1)], dim=1)
+        columns = torch.cat([equations.directions, torch.stack([-released, -constant], dim=1)], dim=1)
         system = torch.cat([columns, masked * level[None]])
         right = torch.cat([-start - output, masked * torch.full_like(start[:1], LEVEL_WEIGHT)])
         coefficients[row] = torch.linalg.lstsq(system, right[:, None]).solution[: equations.unknowns, 0]

@@ -41,7 +41,7 @@ class _Problem:
         return attended(self.equations, self.known.moved(values))(self.equations.tokens(values, self.places))
 
     def residuals(self, values: Tensor) -> Tensor:
-        """(patches, equations)."""
+        """Return (patches, equations)."""
         point = self.equations.at(self.attended(values))
         level = self.equations.level_error(values, self.places)[:, None]
         return torch.cat([point.outside_inputs, point.outside_activations, level], dim=1)
@@ -52,7 +52,7 @@ class _Problem:
         return (cost if self.pull is None else self.pull.value(cost, values, rows)).sum()
 
     def solver(self, values: Tensor, residuals: Tensor) -> Callable[[float], Tensor | None]:
-        """Steps from these values by damping: (J^T J + pull + damping) step = -J^T r.
+        """Return steps from these values by damping: (J^T J + pull + damping) step = -J^T r.
 
         None is no step: the system is not positive definite in floating point.
         """
@@ -87,34 +87,47 @@ class _Problem:
 
 
 def transpose_of(function: Callable[[Tensor], Tensor], values: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """The function at these values, and the transpose of its derivative there."""
+    """Return a function's value, and the transpose of its derivative there.
+
+    Args:
+        function: Differentiable.
+        values: Where.
+    """
     pair: Any = vjp(function, values)
     result: Tensor = pair[0]
     return result, lambda weights: pair[1](weights)[0]
 
 
 def solve_jointly(
-    equations: PatchEquations, known: PatchSet, *, steps: int, pull: Pull | None = None, damping: float = 1e-3
+    equations: PatchEquations, patches: PatchSet, *, steps: int, pull: Pull | None = None, damping: float = 1e-3
 ) -> tuple[PatchSet, Tensor]:
-    """Minimise the sum of |r|^2 over all known patches; the patches, and (visible + masked,) their residuals."""
-    problem, values = _Problem(equations, known, pull), known.coefficients
+    """Minimise the sum of |r|^2 over all known patches; return the patches, and (visible + masked,) residuals.
+
+    Args:
+        equations: Of one upload.
+        patches: Where it begins.
+        steps: At most.
+        pull: Added to the cost, if any.
+        damping: At the start.
+    """
+    problem, values = _Problem(equations, patches, pull), patches.coefficients
     residuals = problem.residuals(values)
     merit = problem.merit(values, residuals)
     for _ in range(steps):
         if equations.time_is_up():
             break
-        solver, before = problem.solver(values, residuals), merit
+        solver, old_merit = problem.solver(values, residuals), merit
         for _ in range(TRIALS):
             if equations.time_is_up():
                 break
             step = solver(damping)
             if step is not None:
-                there = problem.residuals(values + step)
-                if problem.merit(values + step, there) < merit:
-                    values, residuals, merit = values + step, there, problem.merit(values + step, there)
+                new_residuals = problem.residuals(values + step)
+                if problem.merit(values + step, new_residuals) < merit:
+                    values, residuals, merit = values + step, new_residuals, problem.merit(values + step, new_residuals)
                     damping *= SOFTER
                     break
             damping *= HARDER
-        if merit >= before * (1 - ENOUGH):
+        if merit >= old_merit * (1 - ENOUGH):
             break
-    return known.moved(values), residuals.norm(dim=1)
+    return patches.moved(values), residuals.norm(dim=1)

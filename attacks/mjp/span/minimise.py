@@ -25,7 +25,11 @@ class Zeros:
 
     @staticmethod
     def at(coefficients: Tensor) -> "Zeros":
-        """Points (rows, unknowns) of which nothing is known yet."""
+        """Build from points of which nothing is known yet.
+
+        Args:
+            coefficients: (rows, unknowns).
+        """
         rows, size = coefficients.shape
         unknown = torch.full_like(coefficients[:, 0], math.inf)
         return Zeros(coefficients, unknown, coefficients.new_zeros(rows, size, size))
@@ -34,29 +38,37 @@ class Zeros:
         return len(self.residual)
 
     def __getitem__(self, rows: Tensor) -> "Zeros":
-        """Some of them."""
+        """Select some of them."""
         return Zeros(self.coefficients[rows], self.residual[rows], self.curvature[rows])
 
-    def distinct(self, others: "Zeros", share: float) -> Tensor:
-        """Indices of those that are none of the others, nor each other's; the ones of least residual come first.
+    def distinct(self, references: "Zeros", share: float) -> Tensor:
+        """Select those that are none of the references, nor each other's, the ones of least residual first.
 
         Two are the same if the way between them changes r, to first order, by less than a share of the
         larger residual.
-        """
-        kept: list[int] = []
-        for index in self.residual.argsort().tolist():
-            have = torch.cat([others.coefficients, self.coefficients[kept]])
-            larger = torch.cat([others.residual, self.residual[kept]]).clamp(min=float(self.residual[index]))
-            apart = have - self.coefficients[index]
-            change = ((apart @ self.curvature[index]) * apart).sum(dim=1).clamp(min=0).sqrt()
-            if bool((change > share * larger).all()):
-                kept.append(index)
-        return torch.tensor(kept, dtype=torch.int64)
 
-    def joined(self, other: "Zeros") -> "Zeros":
-        """These and others."""
+        Args:
+            references: Zeros that are known.
+            share: Of the larger residual.
+        """
+        selected: list[int] = []
+        for index in self.residual.argsort().tolist():
+            have = torch.cat([references.coefficients, self.coefficients[selected]])
+            larger = torch.cat([references.residual, self.residual[selected]]).clamp(min=float(self.residual[index]))
+            offsets = have - self.coefficients[index]
+            change = ((offsets @ self.curvature[index]) * offsets).sum(dim=1).clamp(min=0).sqrt()
+            if bool((change > share * larger).all()):
+                selected.append(index)
+        return torch.tensor(selected, dtype=torch.int64)
+
+    def joined(self, further: "Zeros") -> "Zeros":
+        """Concatenate these and further ones.
+
+        Args:
+            further: Zeros.
+        """
         return Zeros(
-            *(torch.cat([getattr(zeros, name) for zeros in (self, other)]) for name in self.__dataclass_fields__)
+            *(torch.cat([getattr(zeros, name) for zeros in (self, further)]) for name in self.__dataclass_fields__)
         )
 
 
@@ -69,12 +81,12 @@ class Pull:
     metric: Tensor  # (unknowns, unknowns)
 
     def value(self, cost: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
-        """Cost and pull."""
+        """Return (rows,) cost and pull."""
         away = coefficients - self.centre[rows]
         return cost + self.weight * ((away @ self.metric) * away).sum(dim=1)
 
     def adapt(self, matrices: Tensor, gradients: Tensor, cost: Tensor, coefficients: Tensor, rows: Tensor) -> None:
-        """Add the pull's."""
+        """Add the pull's matrices and gradients."""
         del cost
         matrices += self.weight * self.metric
         gradients += self.weight * (coefficients - self.centre[rows]) @ self.metric
@@ -84,10 +96,24 @@ class Merit(Protocol):
     """What is minimised in place of the plain cost |r|^2: made of it, with Gauss-Newton matrices to match."""
 
     def value(self, cost: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
-        """(rows,) from the cost (rows,) at coefficients (rows, unknowns); ``rows`` says which problems these are."""
+        """Compute the merit (rows,) from the cost.
+
+        Args:
+            cost: (rows,).
+            coefficients: (rows, unknowns) where.
+            rows: (rows,) which problems these are.
+        """
 
     def adapt(self, matrices: Tensor, gradients: Tensor, cost: Tensor, coefficients: Tensor, rows: Tensor) -> None:
-        """Turn Gauss-Newton matrices and gradients of the cost into its own, in place."""
+        """Turn Gauss-Newton matrices and gradients of the cost into the merit's, in place.
+
+        Args:
+            matrices: (rows, unknowns, unknowns).
+            gradients: (rows, unknowns).
+            cost: (rows,).
+            coefficients: (rows, unknowns) where.
+            rows: (rows,) which problems these are.
+        """
 
 
 @dataclass(frozen=True)
@@ -111,6 +137,14 @@ def minimise(
 
     z + o(z) is taken anew at every trial, but o counts as constant in the derivative: it changes by
     some hundredths of what z does.
+
+    Args:
+        equations: Of one upload.
+        coefficients: (rows, unknowns) where it begins.
+        places: (rows,).
+        attended: Adds the attention.
+        steps: How far to go.
+        merit: What is minimised; |r|^2 if None.
     """
 
     def evaluate(trial: Tensor, rows: Tensor) -> tuple[PatchPoint, Tensor, Tensor]:
@@ -126,27 +160,27 @@ def minimise(
     for iteration in range(steps.most):
         if not len(rows) or equations.time_is_up():
             break
-        here, before = coefficients[rows], value[rows]
-        matrices, gradients = equations.normal(point[rows], here, places[rows])
+        current, old_value = coefficients[rows], value[rows]
+        matrices, gradients = equations.normal(point[rows], current, places[rows])
         curvature[rows] = matrices
         if merit is not None:
-            merit.adapt(matrices, gradients, cost[rows], here, rows)
+            merit.adapt(matrices, gradients, cost[rows], current, rows)
         diagonal = matrices.diagonal(dim1=1, dim2=2).clamp(min=1e-12)
         todo = torch.arange(len(rows), device=rows.device)
         for _ in range(TRIALS):
             damped = damping[rows[todo], None] * diagonal[todo] + 1e-13 * diagonal[todo].mean(1, keepdim=True)
-            trial = here[todo] - positive_solution(matrices[todo] + torch.diag_embed(damped), gradients[todo])
-            tried = rows[todo]
-            there, trial_cost, trial_value = evaluate(trial, tried)
-            better = trial_value < value[tried]
-            moved = tried[better]
+            trial = current[todo] - positive_solution(matrices[todo] + torch.diag_embed(damped), gradients[todo])
+            trial_rows = rows[todo]
+            trial_point, trial_cost, trial_value = evaluate(trial, trial_rows)
+            better = trial_value < value[trial_rows]
+            moved = trial_rows[better]
             coefficients[moved], cost[moved], value[moved] = trial[better], trial_cost[better], trial_value[better]
-            point.replace(moved, there, better)
-            damping[tried] *= torch.where(better, SOFTER, HARDER)
+            point.replace(moved, trial_point, better)
+            damping[trial_rows] *= torch.where(better, SOFTER, HARDER)
             damping.clamp_(*DAMPING_RANGE)
             todo = todo[~better]
             if not len(todo):
                 break
-        stalled = value[rows] > before * (1 - steps.enough)
+        stalled = value[rows] > old_value * (1 - steps.enough)
         rows = rows if iteration <= 1 else rows[~stalled]
     return Zeros(coefficients, cost.sqrt(), curvature)

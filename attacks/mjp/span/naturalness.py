@@ -23,7 +23,12 @@ class Naturalness:
 
     @staticmethod
     def of(affine: AffinePatches, model: VitClassifier) -> "Naturalness":
-        """For patches of the model's size."""
+        """Read the prior for patches of the model's size.
+
+        Args:
+            affine: Which patches are possible.
+            model: With an image size that the prior knows.
+        """
         prior = natural_inputs(model)
         factor = torch.linalg.cholesky(prior.covariance)
         precision = torch.cholesky_solve(affine.basis.mT, factor)
@@ -35,22 +40,43 @@ class Naturalness:
         return Naturalness(affine, prior.mean, precision, (metric + metric.mT) / 2, black, white)
 
     def patches(self, coefficients: Tensor, places: Tensor) -> Tensor:
-        """(rows, values) of coefficients (rows, unknowns) at places (rows,)."""
+        """Return patches (rows, values).
+
+        Args:
+            coefficients: (rows, unknowns).
+            places: (rows,).
+        """
         return self.affine.fixed[places] + coefficients @ self.affine.basis
 
     def excess(self, coefficients: Tensor, places: Tensor) -> Tensor:
-        """(rows,) by how much the worst pixel leaves [0, 1]."""
+        """Return (rows,) by how much the worst pixel leaves [0, 1].
+
+        Args:
+            coefficients: (rows, unknowns).
+            places: (rows,).
+        """
         patches, span = self.patches(coefficients, places), self.white - self.black
         beyond: Tensor = torch.maximum(patches - self.white, self.black - patches) / span
         return beyond.amax(dim=1).clamp(min=0)
 
     def nearest(self, patches: Tensor, place: int) -> Tensor:
-        """(rows, unknowns) of the possible patches at a visible place that come nearest to patches (rows, values)."""
+        """Return the coefficients (rows, unknowns) of the possible patches that come nearest to given ones.
+
+        Args:
+            patches: (rows, values).
+            place: A visible one.
+        """
         solved: Tensor = torch.linalg.solve(self.metric, ((patches - self.affine.fixed[place]) @ self.precision).mT).mT
         return solved
 
     def draw(self, count: int, place: int, generator: torch.Generator) -> Tensor:
-        """(count, unknowns) of natural patches that are possible at a visible place."""
+        """Draw (count, unknowns) of natural patches that are possible at a place.
+
+        Args:
+            count: How many.
+            place: A visible one.
+            generator: On the CPU.
+        """
         noise = torch.randn(count, len(self.metric), generator=generator, dtype=torch.float64).to(self.metric)
         root = torch.linalg.cholesky(self.metric)
         deviation: Tensor = torch.linalg.solve_triangular(root.mT, noise.mT, upper=True).mT

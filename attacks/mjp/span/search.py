@@ -17,7 +17,7 @@ from fedmjp.attacks.mjp.span.separation import polished, separate
 from fedmjp.attacks.mjp.span.starts import Kind, starts
 from fedmjp.attacks.mjp.span.tokens import settle, suffice
 from fedmjp.attacks.mjp.span.unseen import CompletePatches
-from fedmjp.attacks.mjp.span.visible import SMALL, VisiblePatches, judged, known, restarted, solve_visible
+from fedmjp.attacks.mjp.span.visible import SMALL, VisiblePatches, good_patches, judged, restarted, solve_visible
 
 STARTS = 48  # per round
 FAR = Steps(14, damping=1e-2)
@@ -62,7 +62,7 @@ class SpanSearch:
         self.reserve = time.thread_time() - began
 
     def go(self) -> tuple[PatchSet, int]:
-        """All visible patches, and as many masked ones as there are, unless none was found; and how many were.
+        """Return all visible patches and, unless none was found, all masked ones; and how many were found.
 
         The last ones are stand-ins or copies of those that were. The search leaves as much time as it took to begin, in
         which everything is solved together.
@@ -73,10 +73,10 @@ class SpanSearch:
             self._collect(time.thread_time() + COLLECTED * (deadline - time.thread_time()))
         if leveled and len(self.masked) < self.equations.unknowns:
             limited, begun = replace(self.equations, until=deadline), self.masked.coefficients
-            apart = separate(limited, self.naturalness, self.visible, begun, self.natural, self.generator)
+            separated = separate(limited, self.naturalness, self.visible, begun, self.natural, self.generator)
             # Where attention is far off, patches come out that no picture has: then nothing is told apart.
-            if 0 < len(begun) <= len(apart.masked):
-                self.apart = polished(self.equations, apart)
+            if 0 < len(begun) <= len(separated.masked):
+                self.apart = polished(self.equations, separated)
                 self.visible, self.masked = self.apart.visible, Zeros.at(self.apart.masked)
         return self._finished(), len(self.masked)
 
@@ -93,7 +93,7 @@ class SpanSearch:
         self.equations = whole
 
     def _begin_at(self, tokens: Tensor, start: Tensor) -> None:
-        """Take patches from tokens, visible ones that have none from ``start``, and solve what is known together."""
+        """Take patches from tokens, visible ones without a token from ``start``, and solve them together."""
         equations, settled = self.equations, settle(self.equations, tokens)
         coefficients, good = start.clone(), torch.zeros_like(equations.visible, dtype=torch.bool)
         coefficients[settled.rows], good[settled.rows] = settled.known.visible, True
@@ -102,35 +102,35 @@ class SpanSearch:
         slots = equations.hole[:1].expand(len(settled.known.masked))
         possible = self.naturalness.excess(settled.known.masked, slots) < FOREIGN
         masked, slots = settled.known.masked[possible], slots[possible]
-        after = settled.attended(equations.tokens(masked, slots))
-        point = equations.at(after)
+        with_attention = settled.attended(equations.tokens(masked, slots))
+        point = equations.at(with_attention)
         self.masked = Zeros(masked, point.cost.sqrt(), equations.normal(point, masked, slots)[0])
-        self.proofs = free(equations, after)
+        self.proofs = free(equations, with_attention)
         self._refresh()
 
     def _round(self, kind: Kind | None) -> int:
-        """Add masked patches that one set of starts leads to; how many."""
+        """Add masked patches that one set of starts leads to; return how many."""
         equations, masked = self.equations, self.masked
-        seen = self.visible.coefficients[self.visible.good]
-        begun = starts(kind or "anywhere", STARTS, equations.level, seen, masked.coefficients, self.generator)
-        there = known(equations, self.visible, masked.coefficients)
-        with_attention = attended(equations, there)
+        good_visible = self.visible.coefficients[self.visible.good]
+        begun = starts(kind or "anywhere", STARTS, equations.level, good_visible, masked.coefficients, self.generator)
+        known_patches = good_patches(equations, self.visible, masked.coefficients)
+        with_attention = attended(equations, known_patches)
         slots = equations.hole[:1].expand(len(begun))
-        apart = SeparationMerit.of(equations, there, with_attention) if kind is None else None
-        ended = minimise(equations, begun, slots, with_attention, FAR, apart)
+        merit = SeparationMerit.of(equations, known_patches, with_attention) if kind is None else None
+        ended = minimise(equations, begun, slots, with_attention, FAR, merit)
         ended = ended[ended.residual < PLAUSIBLE * max(self.visible.median, SMALL)]
         ended = ended[ended.distinct(masked, SAME)]
         return self._prove(ended, with_attention) if len(ended) else 0
 
     def _prove(self, ended: Zeros, with_attention: Attended) -> int:
-        """Add those that stand on their own, differ from those known, and are possible patches; how many."""
+        """Add those that stand on their own, differ from the known ones, and are possible patches; return how many."""
         equations = self.equations
         slots = equations.hole[:1].expand(len(ended))
         tokens = equations.tokens(ended.coefficients, slots)
-        after = with_attention(tokens)
-        freed = free(equations, after)
+        attended_tokens = with_attention(tokens)
+        freed = free(equations, attended_tokens)
         released = freed.coefficients @ equations.freed.directions.T
-        coefficients = coefficients_of(equations, slots, released, after - tokens)
+        coefficients = coefficients_of(equations, slots, released, attended_tokens - tokens)
         stands = freed.residual < PROVEN * equations.noise(equations.at(released))
         stands &= self.naturalness.excess(coefficients, slots) < FOREIGN
         rows = stands.nonzero().flatten()
@@ -140,25 +140,25 @@ class SpanSearch:
         return len(new)
 
     def _refresh(self) -> None:
-        """Everything known solved together, then outliers again."""
+        """Solve everything known together, then outliers again."""
         equations, visible = self.equations, self.visible
-        seen = known(equations, visible, self.masked.coefficients)
-        solved, residual = solve_jointly(equations, seen, steps=REFRESH)
+        known_patches = good_patches(equations, visible, self.masked.coefficients)
+        solved, residual = solve_jointly(equations, known_patches, steps=REFRESH)
         coefficients, residuals = visible.coefficients.clone(), visible.residual.clone()
         coefficients[visible.good] = solved.visible
         residuals[visible.good] = residual[: len(solved.visible)]
         visible = judged(equations, self.naturalness, coefficients, residuals, attended(equations, solved))
         self.masked = Zeros(solved.masked, residual[len(solved.visible) :], self.masked.curvature)
-        with_attention = attended(equations, known(equations, visible, solved.masked))
+        with_attention = attended(equations, good_patches(equations, visible, solved.masked))
         self.visible = restarted(equations, self.naturalness, visible, with_attention, self.generator)
 
     def _finished(self) -> PatchSet:
-        """All visible patches, outliers or not, and the masked ones, with nothing else in the attention."""
+        """Return all visible patches, outliers or not, and the masked ones, with nothing else in the attention."""
         equations, masked = self.equations, self.masked.coefficients
         if self.apart is not None:  # what is nearly alike would become one if it were solved together
             return self.apart.all(equations)
-        seen = with_copies(equations, PatchSet(equations.visible, self.visible.coefficients, masked))
-        seen, _ = solve_jointly(equations, seen, steps=FINISH)
-        there = attended(equations, seen)
-        moved = minimise(equations, seen.coefficients, seen.all_places(equations), there, NEAR)
-        return solve_jointly(equations, seen.moved(moved.coefficients), steps=FINISH)[0]
+        patches = with_copies(equations, PatchSet(equations.visible, self.visible.coefficients, masked))
+        patches, _ = solve_jointly(equations, patches, steps=FINISH)
+        with_attention = attended(equations, patches)
+        moved = minimise(equations, patches.coefficients, patches.all_places(equations), with_attention, NEAR)
+        return solve_jointly(equations, patches.moved(moved.coefficients), steps=FINISH)[0]

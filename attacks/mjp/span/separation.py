@@ -21,7 +21,7 @@ from fedmjp.attacks.mjp.span.naturalness import Naturalness
 from fedmjp.attacks.mjp.span.starts import Kind, starts
 from fedmjp.attacks.mjp.span.tangents import starts_beside
 from fedmjp.attacks.mjp.span.unseen import CompletePatches, fitted
-from fedmjp.attacks.mjp.span.visible import IMPOSSIBLE, VisiblePatches, known, restarted
+from fedmjp.attacks.mjp.span.visible import IMPOSSIBLE, VisiblePatches, good_patches, restarted
 
 STARTS, VALUES = 192, 10_000  # most starts of a round, and most unknowns of all of them
 FAR, MASKED = Steps(25, damping=1e-2), Steps(6, damping=1e-3)
@@ -53,9 +53,15 @@ def separate(
     natural: Tensor,
     generator: torch.Generator,
 ) -> CompletePatches:
-    """All tokens, the masked ones that are found told apart, from visible ones and some masked ones.
+    """Tell masked patches apart and find missing ones; return all patches.
 
-    ``natural`` (visible, unknowns) are in the place of visible patches that no picture has.
+    Args:
+        equations: Of one upload.
+        naturalness: What patches are possible.
+        visible: Visible patches.
+        masked: (masked, unknowns) some masked ones.
+        natural: (visible, unknowns) in place of visible patches that no picture has.
+        generator: On the CPU.
     """
     visible = _as_pictures_are(equations, naturalness, visible, natural)
     masked = masked[_possible(equations, naturalness, masked)]
@@ -79,8 +85,8 @@ def separate(
 def _with_copies(
     equations: PatchEquations, visible: VisiblePatches, masked: Tensor, generator: torch.Generator
 ) -> CompletePatches:
-    """With copies of these masked patches, stirred as equal ones would stay equal, as stand-ins for the others."""
-    copies = with_copies(equations, known(equations, visible, masked)).masked[len(masked) :]
+    """Add copies of these masked patches as stand-ins for missing ones, stirred, as equal ones would stay equal."""
+    copies = with_copies(equations, good_patches(equations, visible, masked)).masked[len(masked) :]
     noise = torch.randn(copies.shape, generator=generator, dtype=torch.float64).to(copies)
     size = STIRRED * copies.norm(dim=1, keepdim=True) / copies.shape[1] ** 0.5
     return CompletePatches(visible, masked, copies + size * noise, copies)
@@ -94,56 +100,63 @@ def _round(
     kind: Kind | Literal["beside"],
     generator: torch.Generator,
 ) -> Tensor:
-    """(new, unknowns) masked patches that one set of starts leads to."""
-    there, masked, with_attention = tokens.found(equations), tokens.masked, tokens.attended(equations)
-    apart = SeparationMerit.of(equations, there, with_attention)
+    """Return (new, unknowns) masked patches that one set of starts leads to."""
+    known_patches, masked, with_attention = tokens.found(equations), tokens.masked, tokens.attended(equations)
+    merit = SeparationMerit.of(equations, known_patches, with_attention)
     count = min(STARTS, max(VALUES // equations.unknowns, 1))
     if kind == "beside":
         pixel = float((naturalness.white - naturalness.black).mean())
-        begun = starts_beside(equations, apart, masked, pixel, count, generator)
+        begun = starts_beside(equations, merit, masked, pixel, count, generator)
     else:
-        begun = starts(kind, count, equations.level, there.visible, masked, generator)
+        begun = starts(kind, count, equations.level, known_patches.visible, masked, generator)
     places = equations.hole[:1].expand(len(begun))
-    ended = minimise(equations, begun, places, with_attention, FAR, apart)
+    ended = minimise(equations, begun, places, with_attention, FAR, merit)
     cost, noise = _cost_and_noise(equations, ended.coefficients, places, with_attention)
-    usual = max(1.0, float(_relative(equations, there, with_attention).median()))  # of no visible one the median is nan
+    usual = max(
+        1.0, float(_relative(equations, known_patches, with_attention).median())
+    )  # of no visible one the median is nan
     fits = ended.residual < level.noise * usual * noise
     fits &= _possible(equations, naturalness, ended.coefficients)
     candidates, cost = ended.coefficients[fits], cost[fits]
     new = masked[:0]
     while len(candidates) and len(masked) + len(new) < equations.unknowns:
-        merits = apart.value(cost, candidates, torch.arange(len(candidates), device=candidates.device))
+        merits = merit.value(cost, candidates, torch.arange(len(candidates), device=candidates.device))
         best = int(merits.argmin())
         if not merits[best] < level.merit:
             break
         new = torch.cat([new, candidates[best][None]])
-        apart = SeparationMerit.of(
-            equations, known(equations, tokens.visible, torch.cat([masked, new])), with_attention
+        merit = SeparationMerit.of(
+            equations, good_patches(equations, tokens.visible, torch.cat([masked, new])), with_attention
         )
     return new
 
 
 def polished(equations: PatchEquations, tokens: CompletePatches) -> CompletePatches:
-    """Masked patches minimised one by one, apart from all others, and before and after it all others fitted to them."""
+    """Minimise masked patches one by one, apart from all others, and fit the others before and after.
+
+    Args:
+        equations: Of one upload.
+        tokens: All patches.
+    """
     tokens = fitted(equations, tokens, FITTED)
-    there, with_attention = tokens.found(equations), tokens.attended(equations)
-    apart = SeparationMerit.of(equations, there, with_attention).among(there)
+    known_patches, with_attention = tokens.found(equations), tokens.attended(equations)
+    merit = SeparationMerit.of(equations, known_patches, with_attention).among(known_patches)
     places = equations.hole[:1].expand(len(tokens.masked))
-    masked = minimise(equations, tokens.masked, places, with_attention, MASKED, apart).coefficients
+    masked = minimise(equations, tokens.masked, places, with_attention, MASKED, merit).coefficients
     return fitted(equations, replace(tokens, masked=masked), FITTED)
 
 
 def _possible(equations: PatchEquations, naturalness: Naturalness, masked: Tensor) -> Tensor:
-    """(masked,) bool: which masked patches some picture may have."""
+    """Tell (masked,) which masked patches some picture may have."""
     return naturalness.excess(masked, equations.hole[:1].expand(len(masked))) < IMPOSSIBLE
 
 
 def _merits(equations: PatchEquations, tokens: CompletePatches) -> Tensor:
-    """(found,) of each known masked patch, apart from all others."""
-    masked, there, with_attention = tokens.masked, tokens.found(equations), tokens.attended(equations)
+    """Return (found,) the merit of each known masked patch, apart from all others."""
+    masked, known_patches, with_attention = tokens.masked, tokens.found(equations), tokens.attended(equations)
     cost = _cost_and_noise(equations, masked, equations.hole[:1].expand(len(masked)), with_attention)[0]
     rows = torch.arange(len(masked), device=masked.device)
-    return SeparationMerit.of(equations, there, with_attention).among(there).value(cost, masked, rows)
+    return SeparationMerit.of(equations, known_patches, with_attention).among(known_patches).value(cost, masked, rows)
 
 
 def _repaired(
@@ -162,10 +175,10 @@ def _repaired(
     if good.all() or equations.time_is_up():
         return tokens
     begun = VisiblePatches(visible.coefficients, cost.sqrt(), good)
-    again = restarted(equations, naturalness, begun, with_attention, generator)
+    new_visible = restarted(equations, naturalness, begun, with_attention, generator)
     impossible = naturalness.excess(begun.coefficients, equations.visible) >= IMPOSSIBLE
-    better = (impossible | (again.residual < BETTER * begun.residual))[:, None]
-    repaired = replace(begun, coefficients=torch.where(better, again.coefficients, begun.coefficients))
+    better = (impossible | (new_visible.residual < BETTER * begun.residual))[:, None]
+    repaired = replace(begun, coefficients=torch.where(better, new_visible.coefficients, begun.coefficients))
     repaired = _as_pictures_are(equations, naturalness, replace(repaired, good=torch.ones_like(good)), natural)
     return polished(equations, replace(tokens, visible=repaired))
 
@@ -173,21 +186,21 @@ def _repaired(
 def _as_pictures_are(
     equations: PatchEquations, naturalness: Naturalness, visible: VisiblePatches, natural: Tensor
 ) -> VisiblePatches:
-    """With natural patches in place of what no picture has, which is not good."""
+    """Put natural patches in place of what no picture has, which is not good."""
     possible = naturalness.excess(visible.coefficients, equations.visible) < IMPOSSIBLE
     coefficients = torch.where(possible[:, None], visible.coefficients, natural)
     return VisiblePatches(coefficients, visible.residual, visible.good & possible)
 
 
-def _relative(equations: PatchEquations, there: PatchSet, with_attention: Attended) -> Tensor:
-    """(visible,) residuals in units of what rounding makes of them."""
-    cost, noise = _cost_and_noise(equations, there.visible, there.places, with_attention)
+def _relative(equations: PatchEquations, known_patches: PatchSet, with_attention: Attended) -> Tensor:
+    """Return (visible,) residuals in units of what rounding makes of them."""
+    cost, noise = _cost_and_noise(equations, known_patches.visible, known_patches.places, with_attention)
     return cost.sqrt() / noise
 
 
 def _cost_and_noise(
     equations: PatchEquations, coefficients: Tensor, places: Tensor, with_attention: Attended
 ) -> tuple[Tensor, Tensor]:
-    """(rows,) cost of patches, and the length that rounding makes of their residual."""
+    """Return (rows,) the cost of patches, and the length that rounding makes of their residual."""
     point = equations.at(with_attention(equations.tokens(coefficients, places)))
     return point.cost, equations.noise(point)

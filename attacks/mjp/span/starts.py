@@ -11,15 +11,23 @@ Kind = Literal["anywhere", "outside", "mixed", "seen"]
 def starts(
     kind: Kind, count: int, level: Tensor, visible: Tensor, masked: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """(at most count, unknowns) starts, from visible and masked patches (patches, unknowns) that are known.
+    """Draw starts (at most count, unknowns) of one kind.
 
     "seen" are like visible ones, which pictures repeat where they mask. "anywhere" is isotropic. "outside" is isotropic
     in the Euclidean complement of the masked ones, where missing ones have parts that no combination of these has.
     "mixed" lies on and beyond the line between such a point and a masked one.
+
+    Args:
+        kind: As above.
+        count: At most so many.
+        level: (unknowns,), l.
+        visible: (patches, unknowns) known visible patches.
+        masked: (patches, unknowns) known masked patches.
+        generator: On the CPU.
     """
     if kind == "seen":
-        chosen = visible[torch.randperm(len(visible), generator=generator)[:count].to(visible.device)]
-        return chosen / (chosen @ level)[:, None]
+        selected = visible[torch.randperm(len(visible), generator=generator)[:count].to(visible.device)]
+        return selected / (selected @ level)[:, None]
     drawn = _normal(3 * count, len(level), generator).to(level)
     if kind == "anywhere" or not len(masked) or len(masked) >= len(level):
         return _short(drawn, count, level, generator)
@@ -38,8 +46,8 @@ def _normal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
 
 
 def _short(drawn: Tensor, count: int, level: Tensor, generator: torch.Generator) -> Tensor:
-    """Scale to level.c = 1; directions that this makes long, being nearly orthogonal to the level, are left out."""
+    """Scale to level.c = 1, without directions that this makes long, being nearly orthogonal to the level."""
     scaled = drawn / (drawn @ level)[:, None]
     shortest = scaled.norm(dim=1).argsort()[: 2 * len(drawn) // 3]
-    chosen: Tensor = scaled[shortest[torch.randperm(len(shortest), generator=generator)[:count].to(shortest.device)]]
-    return chosen
+    selected: Tensor = scaled[shortest[torch.randperm(len(shortest), generator=generator)[:count].to(shortest.device)]]
+    return selected

@@ -17,17 +17,23 @@ FLOAT32 = 2.0**-20  # of the largest strength: what matrices formed in float32 r
 
 def starts_beside(
     equations: PatchEquations,
-    apart: SeparationMerit,
+    merit: SeparationMerit,
     masked: Tensor,
     pixel: float,
     count: int,
     generator: torch.Generator,
 ) -> Tensor:
-    """(at most count, unknowns): both ways along those directions from known patches that promise most.
+    """Return starts (at most count, unknowns), both ways along the most promising directions from known patches.
 
-    ``pixel`` is what 1 in [0, 1] is in the network's input space.
+    Args:
+        equations: Of one upload.
+        merit: That keeps patches apart.
+        masked: (masked, unknowns) known ones.
+        pixel: What 1 in [0, 1] is in the network's input space.
+        count: At most so many.
+        generator: On the CPU.
     """
-    promise, directions = directions_from(equations, apart, masked)
+    promise, directions = directions_from(equations, merit, masked)
     promise, directions = promise[:, :DIRECTIONS], directions[:, :, :DIRECTIONS].mT
     size = pixel * equations.values**0.5
     both = torch.stack([directions, -directions], dim=2)
@@ -35,20 +41,26 @@ def starts_beside(
     away = size * NEAREST * (FARTHEST / NEAREST) ** drawn
     starts = masked[:, None, None] + both * away[..., None]
     order = promise[:, :, None].expand(starts.shape[:-1]).flatten().argsort()[:count]
-    chosen: Tensor = starts.flatten(0, 2)[order]
-    return chosen
+    selected: Tensor = starts.flatten(0, 2)[order]
+    return selected
 
 
-def directions_from(equations: PatchEquations, apart: SeparationMerit, masked: Tensor) -> tuple[Tensor, Tensor]:
-    """(masked, unknowns) shares of the cost in the sum, ascending, and unit directions (masked, unknowns, unknowns)."""
+def directions_from(equations: PatchEquations, merit: SeparationMerit, masked: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (masked, unknowns) shares of the cost in the sum, ascending, and their unit directions, a row each.
+
+    Args:
+        equations: Of one upload.
+        merit: That keeps patches apart.
+        masked: (masked, unknowns) known ones.
+    """
     places = equations.hole[:1].expand(len(masked))
-    point = equations.at(apart.attended(equations.tokens(masked, places)))
+    point = equations.at(merit.attended(equations.tokens(masked, places)))
     cost, _ = equations.normal(point, masked, places)
     whole = torch.empty_like(cost)
     for row in range(len(masked)):
         inputs, activations = equations.jacobians(point[torch.tensor([row], device=masked.device)])
         added = torch.cat(
-            [apart.inputs.free.mT.float() @ inputs[:, 0], apart.activations.free.mT.float() @ activations[:, 0]]
+            [merit.inputs.free.mT.float() @ inputs[:, 0], merit.activations.free.mT.float() @ activations[:, 0]]
         )
         whole[row] = cost[row] + (added.mT @ added).double()
     strengths, axes = torch.linalg.eigh(whole)

@@ -32,7 +32,15 @@ PASSES = 3  # in which coefficients and attention follow from each other
 def stated_tokens(
     upload: Upload, equations: PatchEquations, model: VitClassifier, until: float, generator: torch.Generator
 ) -> Tensor:
-    """Whitened tokens (met, dim) behind the first attention, in no order, that are met before the time is up."""
+    """Find whitened tokens (tokens, dim) behind the first attention, in no order, before the time is up.
+
+    Args:
+        upload: Of one picture.
+        equations: Of the upload.
+        model: With the weights of the upload.
+        until: Of ``time.thread_time()``.
+        generator: On the CPU.
+    """
     first, second = (on_device(upload, name, model) for name in (FC1_WEIGHT, FC2_WEIGHT))
     count = 1 + len(equations.mask)
     of_mlp = TokenEquations(equations.block, linear_of(model, "0.mlp.fc2"), first, second, count, until)
@@ -40,7 +48,12 @@ def stated_tokens(
 
 
 def suffice(equations: PatchEquations, tokens: Tensor) -> bool:
-    """Whether a search can begin at so many tokens: each proves itself, but attention needs most of them."""
+    """Tell whether a search can begin at so many tokens: each proves itself, but attention needs most of them.
+
+    Args:
+        equations: Of the upload.
+        tokens: (tokens, dim).
+    """
     return len(tokens) > MOST * (1 + len(equations.mask))
 
 
@@ -54,40 +67,45 @@ class PlacedPatches:
 
 
 def settle(equations: PatchEquations, whitened: Tensor) -> PlacedPatches:
-    """Patches of tokens (tokens, dim), each in a place of its own."""
+    """Solve for the patches of tokens, each in a place of its own.
+
+    Args:
+        equations: Of the upload.
+        whitened: (tokens, dim).
+    """
     visible, hidden, hole = equations.visible, equations.unknowns, equations.hole[:1]
     mean = equations.mean_attention / equations.shares.sum()
     costs = _costs(equations, whitened, mean)
     costs = torch.cat([costs[:, :-2], costs[:, -2:-1].expand(-1, hidden), costs[:, -1:]], dim=1)
     tokens, slots = (torch.from_numpy(places) for places in linear_sum_assignment(costs.cpu().numpy()))
-    seen, masked = slots < len(visible), (slots >= len(visible)) & (slots < len(visible) + hidden)
-    rows = slots[seen].to(visible.device)
-    after = whitened[torch.cat([tokens[seen], tokens[masked]]).to(whitened.device)]
+    is_visible, masked = slots < len(visible), (slots >= len(visible)) & (slots < len(visible) + hidden)
+    rows = slots[is_visible].to(visible.device)
+    placed_tokens = whitened[torch.cat([tokens[is_visible], tokens[masked]]).to(whitened.device)]
     places = torch.cat([visible[rows], hole.expand(int(masked.sum()))])
-    coefficients = coefficients_of(equations, places, after, mean.expand(len(after), -1))
+    coefficients = coefficients_of(equations, places, placed_tokens, mean.expand(len(placed_tokens), -1))
     for _ in range(PASSES):
-        known = PatchSet(visible[rows], coefficients[: len(rows)], coefficients[len(rows) :])
-        with_attention, entering = attended(equations, known), equations.tokens(coefficients, places)
-        coefficients = coefficients_of(equations, places, after, with_attention(entering) - entering)
-    known = known.moved(coefficients)
-    return PlacedPatches(known, rows, attended(equations, known))
+        patches = PatchSet(visible[rows], coefficients[: len(rows)], coefficients[len(rows) :])
+        with_attention, entering = attended(equations, patches), equations.tokens(coefficients, places)
+        coefficients = coefficients_of(equations, places, placed_tokens, with_attention(entering) - entering)
+    patches = patches.moved(coefficients)
+    return PlacedPatches(patches, rows, attended(equations, patches))
 
 
 def _costs(equations: PatchEquations, whitened: Tensor, attention: Tensor) -> Tensor:
-    """(tokens, visible + 2) how far, as a logarithm, a token is from each visible place, the hole and the class token.
+    """Return (tokens, visible + 2) log distances of tokens from each visible place, the hole and the class token.
 
     The squared distance of z + o from the multiples of the token, outside of what coefficients and a shift reach.
     """
     starts = torch.cat([equations.start[equations.visible], equations.start[equations.hole[:1]]]) + attention
-    ones = torch.ones_like(attention)[:, None]
-    reached, _ = torch.linalg.qr(torch.cat([equations.directions, ones], dim=1))
+    constant = torch.ones_like(attention)[:, None]
+    reached, _ = torch.linalg.qr(torch.cat([equations.directions, constant], dim=1))
     starts, outside = (rows - rows @ reached @ reached.mT for rows in (starts, whitened))
     class_token, whole = centred(equations.class_token + attention), centred(whitened)
     squares = torch.cat([_apart(outside, starts), _apart(whole, class_token)], dim=1)
     return squares.clamp(min=torch.finfo(squares.dtype).tiny).log()
 
 
-def _apart(rows: Tensor, others: Tensor) -> Tensor:
-    """(rows, others) squared distances of the others from the lines along the rows."""
-    shadows = (rows @ others.mT).square() / rows.square().sum(dim=1, keepdim=True)
-    return others.square().sum(dim=1) - shadows
+def _apart(rows: Tensor, points: Tensor) -> Tensor:
+    """Return (rows, points) squared distances of points from the lines along the rows."""
+    shadows = (rows @ points.mT).square() / rows.square().sum(dim=1, keepdim=True)
+    return points.square().sum(dim=1) - shadows

@@ -18,7 +18,7 @@ from fedmjp.attacks.mjp.closing import conjugate_gradients
 from fedmjp.attacks.mjp.span.equations import LEVEL_WEIGHT, Attended, PatchEquations, PatchPoint, PatchSet, attended
 from fedmjp.attacks.mjp.span.joint import transpose_of
 from fedmjp.attacks.mjp.span.minimise import HARDER, SOFTER
-from fedmjp.attacks.mjp.span.visible import VisiblePatches, known
+from fedmjp.attacks.mjp.span.visible import VisiblePatches, good_patches
 
 TRIALS, DAMPING = 4, 1e-3
 ENOUGH = 0.01  # the iteration ends when the cost falls by less than this share
@@ -38,25 +38,47 @@ class CompletePatches:
     around: Tensor  # what these are expected to resemble
 
     def found(self, equations: PatchEquations) -> PatchSet:
-        """Those that fulfil their own equations."""
-        return known(equations, self.visible, self.masked)
+        """Return those that fulfil their own equations.
+
+        Args:
+            equations: Of the upload.
+        """
+        return good_patches(equations, self.visible, self.masked)
 
     def all(self, equations: PatchEquations) -> PatchSet:
-        """All of them."""
+        """Return all of them.
+
+        Args:
+            equations: Of the upload.
+        """
         return PatchSet(equations.visible, self.visible.coefficients, torch.cat([self.masked, self.unseen]))
 
     def attended(self, equations: PatchEquations) -> Attended:
-        """The map z -> z + o(z), with all of them in the attention."""
+        """Return the map z -> z + o(z), with all of them in the attention.
+
+        Args:
+            equations: Of the upload.
+        """
         return attended(equations, self.all(equations))
 
     def without(self, dropped: Tensor) -> "CompletePatches":
-        """With the dropped (found,) masked patches as stand-ins."""
+        """Turn masked patches into stand-ins.
+
+        Args:
+            dropped: (found,) bool.
+        """
         unseen, around = (torch.cat([rows, self.masked[dropped]]) for rows in (self.unseen, self.around))
         return CompletePatches(self.visible, self.masked[~dropped], unseen, around)
 
 
 def fitted(equations: PatchEquations, tokens: CompletePatches, steps: int) -> CompletePatches:
-    """Move stand-ins, and good visible patches with them, to where the visible patches' equations hold best."""
+    """Move stand-ins, and good visible patches with them, to where the visible patches' equations hold best.
+
+    Args:
+        equations: Of the upload.
+        tokens: All patches.
+        steps: At most.
+    """
     if not tokens.visible.good.any() or not len(tokens.masked) + len(tokens.unseen):
         return tokens
     problem = _Problem(equations, tokens)
@@ -65,19 +87,19 @@ def fitted(equations: PatchEquations, tokens: CompletePatches, steps: int) -> Co
         if equations.time_is_up():
             break
         residuals = problem.residuals(values)
-        solver, before = problem.solver(values, residuals), float(residuals.square().sum())
-        cost = before
+        solver, old_cost = problem.solver(values, residuals), float(residuals.square().sum())
+        cost = old_cost
         for _ in range(TRIALS):
             if equations.time_is_up():
                 break
             step = solver(damping)
             if step is not None:
                 cost = float(problem.residuals(values + step).square().sum())
-                if cost < before:
+                if cost < old_cost:
                     values, damping = values + step, damping * SOFTER
                     break
             damping *= HARDER
-        if not cost < before * (1 - ENOUGH):
+        if not cost < old_cost * (1 - ENOUGH):
             break
     return problem.moved(values)
 
@@ -103,21 +125,21 @@ class _Problem:
         return self.whole[self.moving]
 
     def residuals(self, values: Tensor) -> Tensor:
-        """Of all equations, in units of what rounding makes of them."""
+        """Return all residuals, in units of what rounding makes of them."""
         whole = self._with(values)
         level = self.equations.level_error(whole, self.places)[self.moving] * self.weights.median()
         pulled = self.pull * (whole[len(whole) - len(self.tokens.around) :] - self.tokens.around)
         return torch.cat([self._outside(whole, self.stated, self.weights), level, pulled.flatten()])
 
     def moved(self, values: Tensor) -> CompletePatches:
-        """The tokens at these values."""
+        """Return the patches at these values."""
         whole, visible = self._with(values), self.tokens.visible
-        seen, found = len(visible.good), len(self.tokens.masked)
-        visible = replace(visible, coefficients=whole[:seen])
-        return replace(self.tokens, visible=visible, unseen=whole[seen + found :])
+        visible_count, found_count = len(visible.good), len(self.tokens.masked)
+        visible = replace(visible, coefficients=whole[:visible_count])
+        return replace(self.tokens, visible=visible, unseen=whole[visible_count + found_count :])
 
     def solver(self, values: Tensor, residuals: Tensor) -> Callable[[float], Tensor | None]:
-        """Steps from these values by damping; None where the system is not positive definite in floating point."""
+        """Return steps by damping; a step is None where the system is not positive definite in floating point."""
         whole, count = self._with(values), len(self.stated)
         point = self._point(whole, self.stated)
         blocks, _ = self.equations.normal(point, whole[self.stated], self.places[self.stated])
@@ -135,17 +157,17 @@ class _Problem:
         _, forward = transpose_of(back, torch.zeros_like(residuals))
 
         def step(damping: float) -> Tensor | None:
-            held = damping * scales + NEGLIGIBLE * scales.mean(1, keepdim=True)
-            held_firmly = damping * firm + FIRM * firm.mean()
-            factors, failures = torch.linalg.cholesky_ex(blocks + torch.diag_embed(held))
-            others, failed = torch.linalg.cholesky_ex(of_stand_ins + torch.diag(held_firmly))
+            damping_of_stated = damping * scales + NEGLIGIBLE * scales.mean(1, keepdim=True)
+            damping_of_stand_ins = damping * firm + FIRM * firm.mean()
+            factors, failures = torch.linalg.cholesky_ex(blocks + torch.diag_embed(damping_of_stated))
+            stand_in_factors, failed = torch.linalg.cholesky_ex(of_stand_ins + torch.diag(damping_of_stand_ins))
             if failures.any() or failed.any():
                 return None
-            damped = torch.cat([held, held_firmly.expand(len(values) - count, -1)])
+            damped = torch.cat([damping_of_stated, damping_of_stand_ins.expand(len(values) - count, -1)])
 
             def precondition(vector: Tensor) -> Tensor:
                 solved = torch.cholesky_solve(vector[:count, :, None], factors)
-                return torch.cat([solved, torch.cholesky_solve(vector[count:, :, None], others)])[:, :, 0]
+                return torch.cat([solved, torch.cholesky_solve(vector[count:, :, None], stand_in_factors)])[:, :, 0]
 
             def times(vector: Tensor) -> Tensor:
                 return back(forward(vector)) + damped * vector
@@ -158,24 +180,24 @@ class _Problem:
         return self.whole.index_copy(0, self.moving, values)
 
     def _point(self, whole: Tensor, rows: Tensor) -> PatchPoint:
-        """The equations of some rows, which attend to all."""
+        """Evaluate the equations of some rows, which attend to all."""
         equations = self.equations
         entering = equations.tokens(whole, self.places)
-        seen = equations.block.keys_values(torch.cat([equations.class_token, entering]))
-        return equations.at(entering[rows] + equations.block.attention(entering[rows], seen))
+        keys_values = equations.block.keys_values(torch.cat([equations.class_token, entering]))
+        return equations.at(entering[rows] + equations.block.attention(entering[rows], keys_values))
 
     def _outside(self, whole: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
         point = self._point(whole, rows)
         return (torch.cat([point.outside_inputs, point.outside_activations], dim=1) * weights[:, None]).flatten()
 
     def _of_a_stand_in(self, whole: Tensor) -> Tensor:
-        """(unknowns, unknowns) of the Gauss-Newton matrix, of one of them: they are all attended to alike."""
-        one = self.stand_ins[len(self.stand_ins) // 2][None]
-        some = torch.arange(0, len(self.stated), max(len(self.stated) // SAMPLE, 1), device=one.device)
+        """Return (unknowns, unknowns) of the Gauss-Newton matrix of one stand-in: all are attended to alike."""
+        stand_in = self.stand_ins[len(self.stand_ins) // 2][None]
+        some = torch.arange(0, len(self.stated), max(len(self.stated) // SAMPLE, 1), device=stand_in.device)
 
         def residuals(coefficients: Tensor) -> Tensor:
-            moved = whole.index_copy(0, one, coefficients[None])
+            moved = whole.index_copy(0, stand_in, coefficients[None])
             return self._outside(moved, self.stated[some], self.weights[some])
 
-        derivative: Tensor = jacfwd(residuals)(whole[one[0]])
+        derivative: Tensor = jacfwd(residuals)(whole[stand_in[0]])
         return derivative.mT @ derivative * (len(self.stated) / len(some))

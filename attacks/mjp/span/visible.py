@@ -32,7 +32,7 @@ class VisiblePatches:
 
     @property
     def median(self) -> float:
-        """Median residual."""
+        """Return the median residual."""
         return float(self.residual.median())
 
 
@@ -43,28 +43,49 @@ def judged(
     residual: Tensor,
     with_attention: Attended,
 ) -> VisiblePatches:
-    """Tell outliers: a residual far above the others' that rounding does not explain, or pixels that cannot be."""
+    """Tell outliers: a residual far above the others' that rounding does not explain, or impossible pixels.
+
+    Args:
+        equations: Of the upload.
+        naturalness: What patches are possible.
+        coefficients: (visible, unknowns).
+        residual: (visible,).
+        with_attention: Adds the attention.
+    """
     possible = naturalness.excess(coefficients, equations.visible) <= IMPOSSIBLE
     noise = equations.noise(equations.at(with_attention(equations.tokens(coefficients, equations.visible))))
     usual = residual <= (ROUNDING * noise).clamp(min=max(UNUSUAL * float(residual.median()), SMALL))
     return VisiblePatches(coefficients, residual, possible & usual)
 
 
-def known(equations: PatchEquations, visible: VisiblePatches, masked: Tensor) -> PatchSet:
-    """The good visible patches and some masked ones, to attend to."""
+def good_patches(equations: PatchEquations, visible: VisiblePatches, masked: Tensor) -> PatchSet:
+    """Return the good visible patches and some masked ones, to attend to.
+
+    Args:
+        equations: Of the upload.
+        visible: Visible patches.
+        masked: (masked, unknowns).
+    """
     return PatchSet(equations.visible[visible.good], visible.coefficients[visible.good], masked)
 
 
 def solve_visible(
     equations: PatchEquations, naturalness: Naturalness, start: Tensor, generator: torch.Generator
 ) -> VisiblePatches:
-    """Solve for the visible patches from ``start`` (visible, unknowns), without any masked one."""
+    """Solve for the visible patches, without any masked one.
+
+    Args:
+        equations: Of the upload.
+        naturalness: What patches are possible.
+        start: (visible, unknowns) where it begins.
+        generator: On the CPU.
+    """
     now = PatchSet(equations.visible, start, start[:0])
     for weight in PULLS:
         pull = Pull(weight, start, naturalness.metric) if weight else None
         now, residual = solve_jointly(equations, now, steps=STEPS, pull=pull)
     visible = judged(equations, naturalness, now.visible, residual, attended(equations, now))
-    with_attention = attended(equations, known(equations, visible, start[:0]))
+    with_attention = attended(equations, good_patches(equations, visible, start[:0]))
     return restarted(equations, naturalness, visible, with_attention, generator)
 
 
@@ -75,7 +96,15 @@ def restarted(
     with_attention: Attended,
     generator: torch.Generator,
 ) -> VisiblePatches:
-    """Start outliers again from what their neighbours, other patches and natural ones look like."""
+    """Start outliers again from what their neighbours, other patches and natural ones look like.
+
+    Args:
+        equations: Of the upload.
+        naturalness: What patches are possible.
+        visible: Visible patches.
+        with_attention: Adds the attention.
+        generator: On the CPU.
+    """
     outliers = (~visible.good).nonzero().flatten().tolist()
     if not outliers:
         return visible
@@ -84,25 +113,25 @@ def restarted(
         if equations.time_is_up():
             break
         starts = _starts(equations, naturalness, visible, row, generator)
-        there = equations.visible[row].expand(len(starts))
-        tried = minimise(equations, starts, there, with_attention, RESTART)
-        impossible = naturalness.excess(tried.coefficients, there) > IMPOSSIBLE
-        best = int((tried.residual + impossible).argmin())
-        coefficients[row], residual[row] = tried.coefficients[best], tried.residual[best]
+        places = equations.visible[row].expand(len(starts))
+        results = minimise(equations, starts, places, with_attention, RESTART)
+        impossible = naturalness.excess(results.coefficients, places) > IMPOSSIBLE
+        best = int((results.residual + impossible).argmin())
+        coefficients[row], residual[row] = results.coefficients[best], results.residual[best]
     return judged(equations, naturalness, coefficients, residual, with_attention)
 
 
 def _starts(
     equations: PatchEquations, naturalness: Naturalness, visible: VisiblePatches, row: int, generator: torch.Generator
 ) -> Tensor:
-    """(starts, unknowns) for one place: like good patches near it, and some from anywhere, or just natural."""
+    """Return (starts, unknowns) for one place: like good patches near it, from anywhere, or just natural."""
     grid, place = math.isqrt(len(equations.mask)), int(equations.visible[row])
     down, right = equations.visible // grid - place // grid, equations.visible % grid - place % grid
     near = ((down.abs() <= NEAR) & (right.abs() <= NEAR) & visible.good).nonzero().flatten()
     rows = visible.good.nonzero().flatten()
-    others = rows[torch.randperm(len(rows), generator=generator)[:OTHERS].to(rows.device)]
-    alike = torch.cat([near, others])
-    patches = naturalness.patches(visible.coefficients[alike], equations.visible[alike])
+    distant = rows[torch.randperm(len(rows), generator=generator)[:OTHERS].to(rows.device)]
+    similar = torch.cat([near, distant])
+    patches = naturalness.patches(visible.coefficients[similar], equations.visible[similar])
     return torch.cat(
         [
             visible.coefficients[row][None],

@@ -22,11 +22,11 @@ from fedmjp.benchmarks.report import numbers
 from fedmjp.benchmarks.report.advice import USUAL_RATIO
 from fedmjp.benchmarks.report.page import anchor
 from fedmjp.benchmarks.report.site import results
-from fedmjp.benchmarks.report.site.catalogue import Method, methods
+from fedmjp.benchmarks.report.site.catalogue import Method, list_methods
 from fedmjp.benchmarks.report.site.files import copy_picture, copy_text
-from fedmjp.benchmarks.report.site.folders import MARK, file_in, find_studies
+from fedmjp.benchmarks.report.site.folders import MARK, find_studies, resolve_address
 from fedmjp.benchmarks.report.site.readme import README
-from fedmjp.benchmarks.report.site.studies import Study, read_and_publish
+from fedmjp.benchmarks.report.site.studies import StudyPage, read_and_publish
 from fedmjp.errors import FedmjpError, OutputError
 from fedmjp.metrics import EXACT
 
@@ -56,24 +56,24 @@ def write_site(
     if site.exists() and not (site / MARK).is_file() and not (site.is_dir() and not any(site.iterdir())):
         raise OutputError(f"{site} holds something that is no site of fedmjp's; name another --site")
     folders = find_studies(roots, database)
-    made = site.with_name(f".{site.name}.partial")
-    shutil.rmtree(made, ignore_errors=True)  # of a run that was killed
+    partial = site.with_name(f".{site.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
     try:
-        made.mkdir(parents=True)
-        (made / MARK).write_text("fedmjp writes this folder and replaces all that is in it.\n", encoding="utf-8")
-        studies = _read(folders, made / "studies", pictures=pictures, database=database, tell=tell)
+        partial.mkdir(parents=True)
+        (partial / MARK).write_text("fedmjp writes this folder and replaces all that is in it.\n", encoding="utf-8")
+        studies = _read(folders, partial / "studies", pictures=pictures, database=database, tell=tell)
         if not studies:
             raise OutputError(f"none of {len(folders)} studies can be read; {site} is as it was")
-        _write_pages(sorted(studies, key=lambda study: -study.pictures), made)
-        _replace(site, made)
+        _write_pages(sorted(studies, key=lambda study: -study.pictures), partial)
+        _replace(site, partial)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
     return len(folders) - len(studies)
 
 
 def _read(
     folders: Mapping[str, Path], target: Path, *, pictures: bool, database: str, tell: Callable[[str], object]
-) -> list[Study]:
+) -> list[StudyPage]:
     studies = []
     for place, (slug, folder) in enumerate(folders.items(), start=1):
         begun = time.monotonic()
@@ -86,29 +86,29 @@ def _read(
             tell(f"[{place}/{len(folders)}] {folder} is left out: {' '.join(reason.split())}")
             continue
         studies.append(study)
-        what = f"{len(study.board.entries)} cells" if study.board else f"{study.rows} rows"
-        tell(f"[{place}/{len(folders)}] {slug}: {what}, {time.monotonic() - begun:.0f} s")
+        size = f"{len(study.board.entries)} cells" if study.board else f"{study.rows} rows"
+        tell(f"[{place}/{len(folders)}] {slug}: {size}, {time.monotonic() - begun:.0f} s")
     return studies
 
 
-def _write_pages(studies: Sequence[Study], made: Path) -> None:
-    catalogue = methods(studies)
+def _write_pages(studies: Sequence[StudyPage], partial: Path) -> None:
+    catalogue = list_methods(studies)
     pages = _Pages(studies, catalogue)
-    pages.write(made / "index.html", "landing.html.jinja", methods=catalogue)
+    pages.write(partial / "index.html", "landing.html.jinja", methods=catalogue)
     for study in studies:
-        folder = made / "studies" / study.slug
-        shown = {"report": _report(study, folder, pages), "raw": (folder / TRIALS).exists()}
-        pages.write(folder / "index.html", "study.html.jinja", study=study, **shown)
+        folder = partial / "studies" / study.slug
+        values = {"report": _render_report(study, folder, pages), "raw": (folder / TRIALS).exists()}
+        pages.write(folder / "index.html", "study.html.jinja", study=study, **values)
     for method in catalogue:
-        path = made / method.address
+        path = partial / method.address
         path.parent.mkdir(exist_ok=True)
         pages.write(path, "method.html.jinja", method=method)
 
 
 class _Pages:
-    """The templates, and what every page has."""
+    """The templates of a site, with the values that every page reads."""
 
-    def __init__(self, studies: Sequence[Study], catalogue: Sequence[Method]) -> None:
+    def __init__(self, studies: Sequence[StudyPage], catalogue: Sequence[Method]) -> None:
         self.by_folder = {study.folder: f"../{study.slug}/index.html" for study in studies}
         self.addresses = {method.name: f"../../{method.address}" for method in catalogue}
         style, script = (
@@ -129,8 +129,8 @@ class _Pages:
             pictures=pictures,
             style=Markup(style),  # noqa: S704 (ours)
             script=Markup(script),  # noqa: S704
-            policy=_policy(style, script),
-            index=_index(studies, catalogue),
+            policy=_write_policy(style, script),
+            index=_list_search_entries(studies, catalogue),
             addresses={(method.kind, method.name): method.address for method in catalogue},
             exact=EXACT,
             usual=USUAL_RATIO,
@@ -140,14 +140,20 @@ class _Pages:
         self._environment = environment
 
     def write(self, path: Path, template: str, **values: Any) -> None:
-        """Render a page into a file."""
+        """Render a page into a file.
+
+        Args:
+            path: The file.
+            template: File name of the template.
+            values: Variables of the template beside those of every page.
+        """
         depth = {"landing.html.jinja": 0, "method.html.jinja": 1, "study.html.jinja": 2}[template]
         content = self._environment.get_template(template).render(root="../" * depth, **values)
         path.write_text(content, encoding="utf-8")
 
 
-def _policy(style: str, script: str) -> str:
-    """What the pages may load: nothing but their own style, script and pictures, also when opened as files."""
+def _write_policy(style: str, script: str) -> str:
+    """Write the content security policy: pages load only their own style, script and pictures, from files too."""
     allowed = [f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in (style, script)]
     return (
         f"default-src 'none'; style-src {allowed[0]}; script-src {allowed[1]}; img-src 'self' file: data:; "
@@ -155,15 +161,15 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-def _index(studies: Sequence[Study], catalogue: Sequence[Method]) -> list[dict[str, str]]:
-    """What the search looks through: kind, name, address, line below the name, and further words."""
+def _list_search_entries(studies: Sequence[StudyPage], catalogue: Sequence[Method]) -> list[dict[str, str]]:
+    """List the entries of the search: kind, name, address, line below the name, and further words."""
     of_studies = [
         {
             "kind": "study",
             "name": study.title,
             "address": f"studies/{study.slug}/index.html",
             "line": study.question,
-            "words": " ".join([study.slug, *_words(study)]),
+            "words": " ".join([study.slug, *_list_words(study)]),
         }
         for study in studies
     ]
@@ -179,37 +185,37 @@ def _index(studies: Sequence[Study], catalogue: Sequence[Method]) -> list[dict[s
     ]
 
 
-def _words(study: Study) -> list[str]:
-    """Models, defences and attacks of a study, each once."""
+def _list_words(study: StudyPage) -> list[str]:
+    """List the models, defences and attacks of a study, each once."""
     entries = study.board.entries if study.board else ()
     return list(dict.fromkeys(word for entry in entries for word in (entry.model, entry.defence, entry.attack)))
 
 
-def _report(study: Study, folder: Path, pages: _Pages) -> Markup:
-    """The study's README; its pictures and texts are copied beside the page, other studies are linked."""
-    here = study.folder.resolve()
+def _render_report(study: StudyPage, folder: Path, pages: _Pages) -> Markup:
+    """Render a study's README: copy its pictures and texts beside the page, and link other studies."""
+    source = study.folder.resolve()
 
     def link(address: str) -> str | None:
         if re.match(r"https?://", address):
             return address
-        path = file_in(here, address)
+        path = resolve_address(source, address)
         if path is None:
             return None
-        other = path.parent if path.name == README else path
-        return pages.by_folder.get(other) or copy_text(path, here, folder)
+        subject = path.parent if path.name == README else path
+        return pages.by_folder.get(subject) or copy_text(path, source, folder)
 
     def image(address: str) -> str | None:
-        path = file_in(here, address)
-        return copy_picture(path, here, folder) if path else None
+        path = resolve_address(source, address)
+        return copy_picture(path, source, folder) if path else None
 
-    return study.readme.html(link, image, pages.addresses)
+    return study.readme.render_html(link, image, pages.addresses)
 
 
-def _replace(site: Path, made: Path) -> None:
+def _replace(site: Path, partial: Path) -> None:
     """Put a whole site where the former one is, which stands until then."""
     former = site.with_name(f".{site.name}.former")
     shutil.rmtree(former, ignore_errors=True)
     if site.exists():
         site.rename(former)
-    made.rename(site)
+    partial.rename(site)
     shutil.rmtree(former, ignore_errors=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from fedmjp.benchmarks.report.site.folders import unique
+from fedmjp.benchmarks.report.site.folders import unique_name
 
 TEXTS = (".csv", ".json", ".txt")
 PICTURES = (".gif", ".jpeg", ".jpg", ".png", ".svg", ".webp")
@@ -14,22 +14,37 @@ WIDTH = 1600  # pixels; twice as many as a page shows
 
 
 def copy_text(path: Path, source: Path, target: Path) -> str | None:
-    """Copy a text from one folder to another; its name there, or None if it is none of that folder."""
+    """Copy a text file from a study's folder into its page's folder.
+
+    Args:
+        path: The file.
+        source: Folder of the study.
+        target: Folder of the page.
+
+    Returns:
+        Name of the copy; None if the file is no text or lies outside the study's folder.
+    """
     if path.suffix not in TEXTS or not _lies_in(path, source):
         return None
-    name = _name(path, source)
+    name = _name_copy(path, source)
     shutil.copyfile(path, target / name)
     return name
 
 
 def copy_picture(path: Path, source: Path, target: Path) -> str | None:
-    """Copy a picture from one folder to another; its name there, or None if it is none of that folder.
+    """Copy a picture from a study's folder into its page's folder, shrunk to ``WIDTH`` pixels if it is large.
 
-    Large ones lose what nobody sees at the width of a page.
+    Args:
+        path: The file.
+        source: Folder of the study.
+        target: Folder of the page.
+
+    Returns:
+        Name of the copy; None if the file is no readable picture or lies outside the study's folder.
     """
     if path.suffix.lower() not in PICTURES or not _lies_in(path, source):
         return None
-    name = _name(path, source)
+    name = _name_copy(path, source)
     if path.suffix != ".svg" and path.stat().st_size > LARGE:
         name += ".webp"
         try:
@@ -47,6 +62,6 @@ def _lies_in(path: Path, source: Path) -> bool:
     return path.is_file() and path.is_relative_to(source)
 
 
-def _name(path: Path, source: Path) -> str:
-    """What it is called where all files lie in one folder; none of ours begins so."""
-    return unique("-".join(["readme", *path.relative_to(source).parts]), ())
+def _name_copy(path: Path, source: Path) -> str:
+    """Name the copy of a file; the prefix keeps it apart from the files of the site itself."""
+    return unique_name("-".join(["readme", *path.relative_to(source).parts]), ())

@@ -14,40 +14,50 @@ Target = Callable[[str], str | None]  # an address as the README has it, to one 
 
 
 class Readme:
-    """What a README says: its title, its first sentence, and the rest."""
+    """A parsed README: its title, its first sentence, and its body."""
 
     def __init__(self, text: str) -> None:
         tokens = _MARKDOWN.parse(text)
         headed = bool(tokens) and tokens[0].tag == "h1"
-        self.title = _plain(tokens[1]) if headed else ""
-        self.heading = _with_code(tokens[1]) if headed else Markup()
+        self.title = _strip_markup(tokens[1]) if headed else ""
+        self.heading = _mark_code(tokens[1]) if headed else Markup()
         self._tokens = tokens[3:] if headed else tokens
         first = next((token for token in self._tokens if token.type == "inline"), None)
-        self.opening = " ".join(_plain(first).split()) if first else ""
+        self.opening = " ".join(_strip_markup(first).split()) if first else ""
 
     @classmethod
-    def of(cls, folder: Path) -> "Readme":
-        """The README of a folder; an empty one where there is none."""
+    def read(cls, folder: Path) -> "Readme":
+        """Read the README of a folder; an empty one where there is none.
+
+        Args:
+            folder: Folder of a study.
+        """
         path = folder / README
         return cls(path.read_text(encoding="utf-8") if path.is_file() else "")
 
     @property
     def sentence(self) -> str:
-        """Its first sentence."""
+        """Return its first sentence."""
         return re.split(r"(?<=[.?!])\s", self.opening, maxsplit=1)[0]
 
-    def html(self, link: Target, image: Target, methods: Mapping[str, str]) -> Markup:
-        """All but the title. Names of ``methods`` that it has as code become links to their pages."""
+    def render_html(self, link: Target, image: Target, methods: Mapping[str, str]) -> Markup:
+        """Render everything below the title.
+
+        Args:
+            link: Maps the address of a link to that on the site; None drops the link.
+            image: Maps the address of a picture to that on the site; None shows its text instead.
+            methods: Addresses of pages by method; names of methods in code become links to them.
+        """
         for token in self._tokens:
             if token.type == "inline":
-                token.children = list(_linked(token.children or (), link, image, methods))
+                token.children = list(_link_tokens(token.children or (), link, image, methods))
             elif token.attrGet("style"):  # how columns are aligned, which a policy against styles forbids
                 token.attrs = {"class": str(token.attrs["style"]).rpartition(":")[2]}
         return Markup(_MARKDOWN.renderer.render(self._tokens, _MARKDOWN.options, {}))  # noqa: S704 (text was escaped)
 
 
-def _linked(tokens: Sequence[Token], link: Target, image: Target, methods: Mapping[str, str]) -> Iterator[Token]:
-    """Tokens of a line of text, with addresses of the site in place of the README's own."""
+def _link_tokens(tokens: Sequence[Token], link: Target, image: Target, methods: Mapping[str, str]) -> Iterator[Token]:
+    """Yield the tokens of a line, with addresses of the site in place of the README's own."""
     opened: list[bool] = []  # of the links around a token, whether they lead anywhere
     for token in tokens:
         if token.type == "link_open":
@@ -71,13 +81,13 @@ def _linked(tokens: Sequence[Token], link: Target, image: Target, methods: Mappi
             yield token
 
 
-def _plain(token: Token) -> str:
-    """The text of a line, without markup."""
+def _strip_markup(token: Token) -> str:
+    """Return the text of a line without markup."""
     return "".join(child.content or " " for child in token.children or () if not child.nesting)
 
 
-def _with_code(token: Token) -> Markup:
-    """The same with code marked as such."""
+def _mark_code(token: Token) -> Markup:
+    """Return the text of a line without markup, except that code is marked."""
     texts = [child for child in token.children or () if not child.nesting]
     return Markup().join(
         Markup("<code>{}</code>").format(child.content) if child.type == "code_inline" else child.content or " "

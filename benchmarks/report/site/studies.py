@@ -18,7 +18,7 @@ from fedmjp.benchmarks.report.page import Gallery
 from fedmjp.benchmarks.report.publish import publish
 from fedmjp.benchmarks.report.render import board_in, gallery_in
 from fedmjp.benchmarks.report.site.readme import Readme
-from fedmjp.benchmarks.report.site.results import Answer, by_defence
+from fedmjp.benchmarks.report.site.results import StrongestAttacks, find_strongest_by_defence
 from fedmjp.errors import OutputError
 
 MANIFEST = "manifest.json"
@@ -26,8 +26,8 @@ LARGEST = 1_500_000  # bytes of a page
 
 
 @dataclass(frozen=True)
-class Study:
-    """One study: its name in addresses, where it lies, what it says of itself, and its board if it is a campaign.
+class StudyPage:
+    """A study as the site shows it: its slug, folder, README and manifest, and its board if it is a campaign.
 
     ``rows`` counts the rows of its trials.
     """
@@ -41,73 +41,84 @@ class Study:
 
     @property
     def title(self) -> str:
-        """Its README's, or its campaign's."""
+        """Return the title of its README, or else of its campaign."""
         return self.readme.title or (self.board.title if self.board else self.folder.name)
 
     @property
     def heading(self) -> str:
-        """The title as pages show it, with code marked as such."""
+        """Return the title with code marked as such."""
         return self.readme.heading or self.title
 
     @property
     def question(self) -> str:
-        """What was asked."""
+        """Return the question of its campaign, or else the first sentence of its README."""
         return (self.board.question if self.board else "") or self.readme.sentence
 
     @property
     def pictures(self) -> int:
-        """How many pictures most cells have."""
+        """Count the pictures of its largest cell."""
         return max((entry.n for entry in self.board.entries), default=0) if self.board else 0
 
     @cached_property
-    def answer(self) -> Answer:
-        """What its strongest attacks recover."""
-        return Answer.of_board(self.board) if self.board else Answer(None, None)
+    def answer(self) -> StrongestAttacks:
+        """Find its strongest attacks, with and without a defence."""
+        return StrongestAttacks.select_for_board(self.board) if self.board else StrongestAttacks(None, None)
 
     @property
-    def found(self) -> str:
-        """Its answer in a sentence, as the leaderboard's page has it."""
+    def finding(self) -> str:
+        """Summarise its result in the sentence that heads the leaderboard's page."""
         return sentence(self.board, matrix(self.board)) if self.board else ""
 
     @cached_property
     def strongest(self) -> list[BoardEntry]:
-        """The strongest attack on each defence."""
-        return by_defence(self.board.entries) if self.board else []
+        """Find the strongest attack on each model and defence."""
+        return find_strongest_by_defence(self.board.entries) if self.board else []
 
     @property
     def date(self) -> str:
-        """The day of its last trial; empty if that was not recorded."""
+        """Return the day of its last trial; empty if it was not recorded."""
         last = self.about.get("trials", {}).get("last")
         return str(last)[:10] if last else ""
 
     @property
     def lost(self) -> str:
-        """Why nobody can check out the code that made it; empty if one can."""
+        """Return the reason why its commit cannot be checked out; empty if it can."""
         return str(self.about.get("commit_lost") or "")
 
     @cached_property
     def commits(self) -> list[str]:
-        """Those that made its rows; marked where files had been changed."""
+        """List the commits that its rows come from, marked where files had been changed."""
         environments = self.about.get("environments") or [self.about]
-        revisions = [one["revision"] for one in environments if one.get("revision")]
-        made = (f"{one['commit']}{', changed' if one.get('modified') else ''}" for one in revisions if one["commit"])
-        return list(dict.fromkeys(made))
+        revisions = [environment["revision"] for environment in environments if environment.get("revision")]
+        commits = (
+            f"{revision['commit']}{', changed' if revision.get('modified') else ''}"
+            for revision in revisions
+            if revision["commit"]
+        )
+        return list(dict.fromkeys(commits))
 
     @property
     def commands(self) -> list[str]:
-        """What repeats it."""
+        """List the commands that repeat it."""
         commands = self.about.get("commands") or [self.about.get("command")]
         return [str(command) for command in commands if command]
 
 
-def read_and_publish(slug: str, folder: Path, target: Path, *, pictures: bool, database: str) -> Study:
-    """Read a study, and write what it is shown with into the target: leaderboard, tables, manifest, rows.
+def read_and_publish(slug: str, folder: Path, target: Path, *, pictures: bool, database: str) -> StudyPage:
+    """Read a study, and write its leaderboard, tables, manifest and rows into the target.
+
+    Args:
+        slug: Its name in addresses.
+        folder: Folder of the study.
+        target: Folder of its page; exists already.
+        pictures: Whether the leaderboard shows the pictures that the run kept.
+        database: URL of the database with its trials if the folder holds none; may be empty.
 
     Raises:
         OutputError: If it cannot be read.
     """
-    readme = Readme.of(folder)
-    stated = _stated(folder)
+    readme = Readme.read(folder)
+    stated = _read_manifest(folder)
     published = holds_study(folder)
     rows, board = 0, None
     if published:
@@ -121,12 +132,12 @@ def read_and_publish(slug: str, folder: Path, target: Path, *, pictures: bool, d
         stated = board.about | {key: stated[key] for key in ("commit_lost",) if key in stated}
         _publish(board, target, gallery_in(ledger, store, board, output) if pictures else None)
     write_json(target / MANIFEST, stated)
-    study = Study(slug, folder, readme, stated, rows, board)
+    study = StudyPage(slug, folder, readme, stated, rows, board)
     study.commits, study.date, study.commands  # noqa: B018 (a manifest that is none is told here)
     return study
 
 
-def _stated(folder: Path) -> dict[str, Any]:
+def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     manifest = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if not isinstance(manifest, dict):
@@ -135,7 +146,7 @@ def _stated(folder: Path) -> dict[str, Any]:
 
 
 def _publish(board: Board, target: Path, gallery: Gallery | None) -> None:
-    """With pictures, if the page then stays small enough to be sent to a phone."""
+    """Write a board, with pictures if the page then stays small enough to be sent to a phone."""
     page, *_ = publish(board, target, formats=("html", "csv", "json"), pictures=gallery)
     if gallery and page.stat().st_size > LARGEST:
         publish(board, target, formats=("html",), pictures=None)
