@@ -68,9 +68,8 @@ class TerminalProgress(LiveBars, RunProgress):
     def _tell(self) -> None:
         while not self._ended.wait(SILENT_SECONDS):
             for task in self.tasks[-1:]:
-                remaining = (
-                    "" if task.time_remaining is None else f", about {task.time_remaining:.0f} s to go in this phase"
-                )
+                is_said = task.time_remaining is None or "to go" in task.description
+                remaining = "" if is_said else f", about {task.time_remaining:.0f} s to go in this phase"
                 tell(self.console, f"{task.description.strip()}: {task.completed:.0f} of {task.total:.0f}{remaining}")
 
     def federation(self, rounds: int) -> None:
