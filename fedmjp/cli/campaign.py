@@ -42,7 +42,10 @@ def run(
     arithmetic: Arithmetic = "float32",
     fresh: Fresh = False,
     dry: Annotated[
-        bool, typer.Option("--dry", help="Say what it consists of and what cannot run here; run nothing.")
+        bool,
+        typer.Option(
+            "--dry", help="Say what it consists of and what cannot run here; run nothing.", rich_help_panel=RUN
+        ),
     ] = False,
 ) -> None:
     """Run what is missing of a campaign, and report."""
