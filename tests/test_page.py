@@ -19,7 +19,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from fedmjp.benchmarks.report.page import Gallery, Shown
+from fedmjp.benchmarks.report.page import Gallery, KeptPicture
 from fedmjp.benchmarks.report.publish import publish
 from tests.sample_board import NASTY, nasty_entry, sample_board
 
@@ -51,7 +51,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         files.append(folder / f"{name}.png")
         Image.fromarray(np.full((300, 300, 3), 90 * index, dtype=np.uint8)).save(files[-1])
     labels = ("most revealing", "median", "least revealing")
-    shown = tuple(Shown(label, "cat <1>", 17.25, *files) for label in labels)
+    shown = tuple(KeptPicture(label, "cat <1>", 17.25, *files) for label in labels)
     publish(board, folder, formats=["html"], pictures=Gallery({entry.id: shown for entry in board.entries}))
     return folder / "leaderboard.html"
 

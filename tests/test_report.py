@@ -24,7 +24,7 @@ from fedmjp.benchmarks.leaderboard.standings import rank_models, strongest
 from fedmjp.benchmarks.report import numbers
 from fedmjp.benchmarks.report.drawing import COLOURS, UNDEFENDED_COLOUR, styles
 from fedmjp.benchmarks.report.findings import LINES, NAIVE, findings
-from fedmjp.benchmarks.report.page import Gallery, Shown, page
+from fedmjp.benchmarks.report.page import Gallery, KeptPicture, page
 from fedmjp.benchmarks.report.plots import inline, plots, standalone
 from fedmjp.benchmarks.report.publish import FORMATS, publish
 from fedmjp.benchmarks.report.reported import nearest_of_ours, reported_table
@@ -159,7 +159,7 @@ def test_a_picture_is_embedded_once(board: Board, tmp_path: Path) -> None:
     Image.fromarray(np.zeros((4, 4, 3), dtype=np.uint8)).save(path)
     copy = tmp_path / "b.png"
     copy.write_bytes(path.read_bytes())
-    shown = {entry.id: (Shown("median", "cat", 12.0, path, copy, path),) for entry in board.entries[:5]}
+    shown = {entry.id: (KeptPicture("median", "cat", 12.0, path, copy, path),) for entry in board.entries[:5]}
     text = page(Report(board), Gallery(shown), {}, [])
     assert text.count('<image id="picture-') == 1
     assert text.count('href="#picture-0"') == 15

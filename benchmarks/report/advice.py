@@ -19,15 +19,20 @@ _cell = attrgetter("model", "weights", "protocol", "defences", "setting", "threa
 
 
 def advice(board: Board) -> list[str]:
-    """Three sentences about a defence, out of the board's figures.
+    """Write three sentences about a defence, out of the board's figures.
 
-    They speak of one defence that the board shows before a server that sees several uploads of a picture: the shortest
-    pipeline, of several the first. They speak of the first such model, at the usual mask ratio or the one nearest to
-    it. There are none without attacks that know the defence, and none where a battery tried several defences alike.
+    They are about the shortest pipeline that meets a server with several uploads of a picture, on the first such model,
+    at the usual mask ratio or the nearest.
+
+    Args:
+        board: The board.
+
+    Returns:
+        No sentences without attacks that know the defence, or where a battery tried several defences alike.
     """
     board = board.revealing("pictures")
-    known = [entry for entry in board.entries if _is_evidence(entry)]
-    by_defence = grouped(filter(_is_plain, known), lambda entry: entry.defence).values()
+    evidence = [entry for entry in board.entries if _is_evidence(entry)]
+    by_defence = grouped(filter(_is_plain, evidence), lambda entry: entry.defence).values()
     several = [entries for entries in by_defence if len(set(map(_uploads, entries))) > 1]
     if not several:
         return []
@@ -37,16 +42,16 @@ def advice(board: Board) -> list[str]:
         return []
     subject, system = plain[0].defence, _system(plain[0])
     ratio = min({entry.mask_ratio for entry in plain}, key=lambda candidate: abs(candidate - USUAL_RATIO))
-    strongest = _strongest(entry for entry in known if _system(entry) == system and entry.mask_ratio in (0.0, ratio))
+    strongest = _strongest(entry for entry in evidence if _system(entry) == system and entry.mask_ratio in (0.0, ratio))
     of_subject = [entry for entry in strongest if entry.defence == subject and entry.mask_ratio == ratio]
     by_count = sorted({_uploads(entry): entry for entry in of_subject if _is_plain(entry)}.values(), key=_uploads)
-    others = [entry for entry in strongest if entry.defence != subject]
-    others += [entry for entry in of_subject if not _is_plain(entry)]
+    alternatives = [entry for entry in strongest if entry.defence != subject]
+    alternatives += [entry for entry in of_subject if not _is_plain(entry)]
     where = (f"at mask ratio {ratio:g} " if ratio else "") + f"on {system[0]} ({numbers.weights(system[1])})"
     return [
         _once(board, by_count[0], where),
         _again(by_count, where),
-        *([_instead(board, subject, others)] if others else []),
+        *([_instead(board, subject, alternatives)] if alternatives else []),
     ]
 
 
@@ -59,7 +64,7 @@ def _once(board: Board, fewest: BoardEntry, where: str) -> str:
     blind = f"; attacks that do not know {fewest.defence} recover {_middle(naive[0])}" if naive else ""
     times = "once" if _uploads(fewest) == 1 else f"{_uploads(fewest)} times"
     references = {"grey guess": fewest.floor, f"without {fewest.defence}": fewest.twin}
-    measured = {name: _decibels(board.by_id.get(one)) for name, one in references.items()}
+    measured = {name: _decibels(board.by_id.get(entry_id)) for name, entry_id in references.items()}
     against = ", ".join(f"{name} {decibels}" for name, decibels in measured.items() if decibels)
     return (
         f"{fewest.defence} {where}, before a server that sees a picture {times}: the strongest attack "
@@ -69,7 +74,7 @@ def _once(board: Board, fewest: BoardEntry, where: str) -> str:
 
 
 def _again(by_count: Sequence[BoardEntry], where: str) -> str:
-    said = [f"{exactly(entry)} after {_uploads(entry)}" for entry in by_count if _uploads(entry) > 1]
+    counts = [f"{exactly(entry)} after {_uploads(entry)}" for entry in by_count if _uploads(entry) > 1]
     most = by_count[-1]
     masks = " under other masks" if most.mask_ratio else ""
     seconds = numbers.seconds(most.cost.attack_seconds)
@@ -80,23 +85,23 @@ def _again(by_count: Sequence[BoardEntry], where: str) -> str:
     )
     return (
         f"Before a server that sees the picture again{masks}, {most.attack} recovers exactly, in true order, "
-        f"{listed(said)} uploads{f', in {seconds} s per picture' if seconds else ''}: {follows}."
+        f"{listed(counts)} uploads{f', in {seconds} s per picture' if seconds else ''}: {follows}."
     )
 
 
-def _instead(board: Board, subject: str, others: Sequence[BoardEntry]) -> str:
-    ordered = sorted(others, key=lambda entry: (_uploads(entry), entry.n))
+def _instead(board: Board, subject: str, alternatives: Sequence[BoardEntry]) -> str:
+    ordered = sorted(alternatives, key=lambda entry: (_uploads(entry), entry.n))
     protections = grouped(ordered, lambda entry: _protection(entry, subject))
     ascending = sorted(protections.items(), key=lambda item: max(map(headline, item[1])))
-    said = [f"{name}: {_by_uploads(board, entries)}" for name, entries in ascending]
-    guess = _decibels(board.by_id.get(others[0].floor))
+    results = [f"{name}: {_by_uploads(board, entries)}" for name, entries in ascending]
+    guess = _decibels(board.by_id.get(alternatives[0].floor))
     against = f" (grey guess {guess})" if guess else ""
     opening = f"What was measured besides {subject}, each with the strongest attack that applies"
-    return f"{opening}{against}: {'; '.join(said)}. What an attack does not recover is no evidence of protection."
+    return f"{opening}{against}: {'; '.join(results)}. What an attack does not recover is no evidence of protection."
 
 
 def _protection(entry: BoardEntry, subject: str) -> str:
-    """How a cell differs from the subject on gradients of single pictures."""
+    """Name how a cell differs from the subject on gradients of single pictures."""
     server = entry.server
     parts = {
         entry.defence: entry.defence != subject,
@@ -113,7 +118,7 @@ def _protection(entry: BoardEntry, subject: str) -> str:
 
 
 def _by_uploads(board: Board, entries: Sequence[BoardEntry]) -> str:
-    """What comes back of one protection from most uploads, and where it is the attack that failed."""
+    """Write what most uploads of one protection gave, and whether it was the attack that failed."""
     fewest, most = entries[0], entries[-1]
     count, guess = _uploads(most), board.by_id.get(most.floor)
     failed = ""
@@ -125,18 +130,18 @@ def _by_uploads(board: Board, entries: Sequence[BoardEntry]) -> str:
 
 
 def _is_evidence(entry: BoardEntry) -> bool:
-    """An attack of ours that knows the defences, on what somebody would deploy."""
-    known = entry.role == "attack" and entry.adapted and entry.origin == "reproduced"
-    return known and entry.n > 0 and deployed(entry)
+    """Tell whether an attack of ours knows the defences, on what somebody would deploy."""
+    is_adapted = entry.role == "attack" and entry.adapted and entry.origin == "reproduced"
+    return is_adapted and entry.n > 0 and deployed(entry)
 
 
 def _is_plain(entry: BoardEntry) -> bool:
-    """Whether uploads are gradients of single pictures, whatever was done to them."""
+    """Tell whether uploads are gradients of single pictures, whatever was done to them."""
     return entry.server == ThreatModel(uploads_per_picture=_uploads(entry))
 
 
 def _strongest(entries: Iterable[BoardEntry]) -> list[BoardEntry]:
-    """The one that recovers most of each defence before each server."""
+    """Select the attack that recovers most, for each defence and server."""
     return [max(group, key=headline) for group in grouped(entries, attrgetter("defences", "threat")).values()]
 
 

@@ -24,23 +24,30 @@ class Citation:
 
     @property
     def sentence(self) -> str:
-        """As in a list of references."""
+        """Write the entry of a list of references."""
         commit = f", commit {self.commit}" if self.commit else ""
         return f"{AUTHORS} ({self.date[:4]}). {self.title}. fedmjp {self.version}{commit}, measured {self.date}."
 
     @property
     def bibtex(self) -> str:
-        """The project, for BibTeX."""
+        """Write the project's entry for BibTeX."""
         fields = {"title": NAME, "author": f"{{{AUTHORS}}}", "year": self.date[:4], "version": self.version}
         lines = ",\n".join(f"  {name} = {{{value}}}" for name, value in fields.items() if value)
         return f"@software{{fedmjp,\n{lines}\n}}"
 
 
 def citation(board: Board) -> Citation:
-    """Read off what was recorded with the trials; what is not recorded is what is installed, or left out."""
+    """Read who made a board, when and with what, from what was recorded with the trials.
+
+    Args:
+        board: The board.
+
+    Returns:
+        The installed version where none is recorded.
+    """
     environments = environments_of(board)
-    versions = (one.get("versions") for one in environments)
-    revisions = (one.get("revision") for one in environments)
+    versions = (environment.get("versions") for environment in environments)
+    revisions = (environment.get("revision") for environment in environments)
     releases = [packages.get("fedmjp") for packages in versions if isinstance(packages, dict)]
     commits = [revision.get("commit") for revision in revisions if isinstance(revision, dict)]
     ended = [entry.provenance.last for entry in board.entries if entry.provenance.last]

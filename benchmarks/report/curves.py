@@ -42,7 +42,16 @@ FEWEST = 3  # numbers of uploads that make a line
 
 
 def mask_ratios(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
-    """Of each model of which some setting saw two ratios or more: the strongest attack on each defence."""
+    """Plot the strongest attack on each defence against the mask ratio.
+
+    Args:
+        board: The board.
+        server: The server's view of undefended clients.
+        prefix: Beginning of the plots' names.
+
+    Returns:
+        A plot for each model with two ratios or more in some setting.
+    """
     caption = (
         "against the share of patches that are shuffled or masked: the strongest attack on each defence, median and "
         f"middle half of the pictures. The dotted line is the grey guess. {CEILING_NOTE}"
@@ -61,7 +70,7 @@ def mask_ratios(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
 
 
 def _lines(entries: Sequence[BoardEntry]) -> dict[tuple[str, str], list[BoardEntry]]:
-    """By defence and setting, along the mask ratio."""
+    """Group entries by defence and setting, along the mask ratio."""
     ordered = sorted(entries, key=lambda entry: entry.mask_ratio)
     return grouped(ordered, lambda entry: (entry.defence, str(entry.setting)))
 
@@ -98,7 +107,16 @@ def _mask_ratio_figure(board: Board, server: ThreatModel, entries: Sequence[Boar
 
 
 def trade_off(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
-    """All models whose accuracy is known: what the strongest attack recovers, and what the model is worth."""
+    """Plot what the strongest attack recovers against the accuracy of the model.
+
+    Args:
+        board: The board.
+        server: The server's view of undefended clients.
+        prefix: Beginning of the plot's name.
+
+    Returns:
+        One plot of all models whose accuracy is known; none where there is no such model.
+    """
     judged = [(entry, entry.utility.top1) for entry in judging(board, server) if entry.utility]
     if not judged:
         return []
@@ -138,15 +156,22 @@ def trade_off(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
 
 
 def upload_counts(board: Board) -> list[Plot]:
-    """Of each model with its defences that was attacked with three numbers of uploads or more."""
-    shown = [
+    """Plot the leakage against the number of uploads per picture.
+
+    Args:
+        board: The board.
+
+    Returns:
+        A plot for each model with its defences that was attacked with three numbers of uploads or more.
+    """
+    attacks = [
         entry
         for entry in board.entries
         if deployed(entry) and (entry.role, entry.origin) == ("attack", "reproduced") and entry.n
     ]
     once = {"uploads_per_picture": 1}
-    alike = grouped(shown, lambda entry: (entry.server.model_copy(update=once), entry.defence))
-    lines = [_one_attack(entries) for several in alike.values() for entries in by_model(several)]
+    systems = grouped(attacks, lambda entry: (entry.server.model_copy(update=once), entry.defence))
+    lines = [_one_attack(entries) for members in systems.values() for entries in by_model(members)]
     return [
         Plot(
             f"uploads-per-picture-{place}",
@@ -163,10 +188,10 @@ def upload_counts(board: Board) -> list[Plot]:
 
 
 def _one_attack(entries: Sequence[BoardEntry]) -> list[BoardEntry]:
-    """Those of the attack with most numbers of uploads, of these the strongest: a line is of one attack."""
+    """Select the entries of the attack with most numbers of uploads, of these the strongest."""
     return max(
         grouped(entries, lambda entry: entry.attack).values(),
-        key=lambda several: (len(_counts(several)), sum(quartiles_of(entry)[1] for entry in several) / len(several)),
+        key=lambda members: (len(_counts(members)), sum(quartiles_of(entry)[1] for entry in members) / len(members)),
     )
 
 

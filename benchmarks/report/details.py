@@ -13,18 +13,29 @@ Facts = list[tuple[str, str]]
 
 
 def facts(board: Board) -> tuple[dict[str, Facts], Facts]:
-    """By id of the entry, what is true of it alone; and what is true of all."""
+    """List what the page says of entries beyond the tables.
+
+    Args:
+        board: The board.
+
+    Returns:
+        The facts about each entry alone, by its id, and the facts that hold for all entries.
+    """
     environments = environments_of(board)
     by_id = {entry.id: [*_facts(entry), *_provenance(entry, environments)] for entry in board.entries}
-    alike = set.intersection(*map(set, by_id.values())) if len(by_id) > 1 else set()
-    shared = [fact for fact in next(iter(by_id.values()), []) if fact in alike]
-    return {name: [fact for fact in entry_facts if fact not in alike] for name, entry_facts in by_id.items()}, shared
+    common = set.intersection(*map(set, by_id.values())) if len(by_id) > 1 else set()
+    shared = [fact for fact in next(iter(by_id.values()), []) if fact in common]
+    return {name: [fact for fact in entry_facts if fact not in common] for name, entry_facts in by_id.items()}, shared
 
 
 def environments_of(board: Board) -> list[dict[str, Any]]:
-    """What trials were run with, each once."""
-    environments = (one for entry in board.entries for one in entry.provenance.environments)
-    return list({json.dumps(one, sort_keys=True): one for one in environments}.values())
+    """List the environments that trials were run with, each once.
+
+    Args:
+        board: The board.
+    """
+    environments = (environment for entry in board.entries for environment in entry.provenance.environments)
+    return list({json.dumps(environment, sort_keys=True): environment for environment in environments}.values())
 
 
 def _facts(entry: BoardEntry) -> Facts:
@@ -90,13 +101,17 @@ def _provenance(entry: BoardEntry, environments: Sequence[Mapping[str, Any]]) ->
     yield "SHA-256 of the weights", ", ".join(source.weights_sha256)
     yield "SHA-256 of the configuration", source.config_sha256
     yield "Seeds", ", ".join(map(str, source.seeds))
-    yield "Environment", ", ".join(str(environments.index(one) + 1) for one in source.environments)
+    yield "Environment", ", ".join(str(environments.index(environment) + 1) for environment in source.environments)
     yield "Run", f"{source.first} to {source.last}" if source.first else "not run"
     yield "Entry", entry.id
 
 
 def words(content: Any) -> str:
-    """Whatever was recorded of an environment: a third party's need not look like ours."""
+    """Write whatever was recorded of an environment in words.
+
+    Args:
+        content: Nested values; a third party's need not look like ours.
+    """
     if isinstance(content, Mapping):
         return ", ".join(f"{name}: {words(value)}" for name, value in content.items())
     if isinstance(content, (list, tuple)):

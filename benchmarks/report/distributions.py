@@ -19,7 +19,6 @@ from fedmjp.benchmarks.report.drawing import (
     by_model,
     capped,
     defence_handles,
-    defence_name,
     floors,
     legend,
     name_of,
@@ -27,6 +26,7 @@ from fedmjp.benchmarks.report.drawing import (
     plain,
     styles_of,
 )
+from fedmjp.benchmarks.report.legend import name_defence
 from fedmjp.threat import ThreatModel
 
 ATTACKS = 3  # per defended model: the strongest
@@ -46,7 +46,13 @@ class _Label(NamedTuple):
 
 
 def distributions(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
-    """One figure per model, one row per attack and defence, one column per setting."""
+    """Plot the leakage of each picture: one figure per model, a row per attack and defence, a column per setting.
+
+    Args:
+        board: The board.
+        server: The server's view of undefended clients.
+        prefix: Beginning of the plots' names.
+    """
     caption = (
         f"Every dot is a picture, the bar is the median. Of many pictures {DOTS} evenly spread ones are drawn, of many "
         f"attacks the {ATTACKS} strongest on each defence. The dotted line is the grey guess, the grey mark the median "
@@ -67,10 +73,10 @@ def distributions(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
 
 
 def _figure(board: Board, entries: Sequence[BoardEntry]) -> Figure:
-    tried = [entry for entry in entries if entry.role == "attack"]
-    drawn = styles_of(board, tried)
-    labels = _labels(tried, list(drawn))
-    attacks = [entry for entry in tried if _label(entry) in labels]
+    ranked = [entry for entry in entries if entry.role == "attack"]
+    drawn = styles_of(board, ranked)
+    labels = _labels(ranked, list(drawn))
+    attacks = [entry for entry in ranked if _label(entry) in labels]
     bounds = [entry for entry in entries if entry.role == "bound"]
     values = [value for entry in attacks for value in entry.scores[LEAKAGE].values()]
     values += [entry.metrics[LEAKAGE].median for entry in bounds]
@@ -108,11 +114,11 @@ def _label(entry: BoardEntry) -> _Label:
 def _text(label: _Label) -> str:
     if label.attack is not None:
         return plain(label.attack)
-    return plain(defence_name(label.defence)) + (f", {label.mask_ratio:g}" if label.mask_ratio else "")
+    return plain(name_defence(label.defence, 0)) + (f", {label.mask_ratio:g}" if label.mask_ratio else "")
 
 
 def _labels(attacks: Sequence[BoardEntry], defences: Sequence[str]) -> list[_Label]:
-    """Rows grouped by defence and ratio under a heading, the strongest attack of each group first."""
+    """List the rows by defence and ratio under a heading, the strongest attack of each group first."""
     strongest_first = sorted(attacks, key=headline, reverse=True)
     labels = dict.fromkeys(_label(entry) for entry in strongest_first)
     groups = grouped(labels, lambda label: (defences.index(label.defence), label.mask_ratio))
@@ -124,12 +130,12 @@ def _labels(attacks: Sequence[BoardEntry], defences: Sequence[str]) -> list[_Lab
 
 
 def _dots(axes: Axes, place: int, entry: BoardEntry, style: Style) -> None:
-    """Strokes without length under round caps, as one line, which is one element of the picture."""
+    """Draw strokes without length under round caps, as one line, which is one element of the picture."""
     ordered = sorted(map(capped, entry.scores[LEAKAGE].values()))
     count = min(DOTS, len(ordered))
-    shown = [ordered[round(k * (len(ordered) - 1) / max(1, count - 1))] for k in range(count)]
+    values = [ordered[round(k * (len(ordered) - 1) / max(1, count - 1))] for k in range(count)]
     heights = [place + SPREAD * ((k * GOLDEN) % 1 - 0.5) for k in range(count)]
-    across = [x for value in shown for x in (value, value, float("nan"))]
+    across = [x for value in values for x in (value, value, float("nan"))]
     upwards = [y for height in heights for y in (height, height, float("nan"))]
     axes.plot(across, upwards, color=style.colour, linewidth=3.2, alpha=0.6, solid_capstyle="round")
     median = capped(entry.metrics[LEAKAGE].median)
@@ -137,7 +143,7 @@ def _dots(axes: Axes, place: int, entry: BoardEntry, style: Style) -> None:
 
 
 def _bound(axes: Axes, entry: BoardEntry, labels: Sequence[_Label]) -> None:
-    """Across the rows of the defence that it belongs to."""
+    """Draw a bound across the rows of its defence."""
     rows = [place for place, label in enumerate(labels) if label[:2] == _label(entry)[:2]]
     if rows:
         median = capped(entry.metrics[LEAKAGE].median)

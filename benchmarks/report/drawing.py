@@ -13,6 +13,7 @@ from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.leaderboard.standings import strongest
 from fedmjp.benchmarks.report import numbers
+from fedmjp.benchmarks.report.legend import name_defence
 from fedmjp.defences.pipeline import NONE
 from fedmjp.threat import ThreatModel
 
@@ -76,7 +77,14 @@ class Style(NamedTuple):
 
 
 def styles(board: Board) -> dict[str, Style]:
-    """Of every defence by its label, in the order in which they first appear; no defence comes first."""
+    """Assign a style to every defence, in the order in which they first appear; no defence comes first.
+
+    Args:
+        board: The board.
+
+    Returns:
+        Styles by label of the defence.
+    """
     labels = dict.fromkeys(entry.defence for entry in board.entries if entry.defences)
     by_label = {NONE: Style(UNDEFENDED_COLOUR, LINES[0], UNDEFENDED_MARKER)}
     for place, label in enumerate(labels):
@@ -86,44 +94,71 @@ def styles(board: Board) -> dict[str, Style]:
 
 
 def judging(board: Board, server: ThreatModel) -> list[BoardEntry]:
-    """The strongest attack on each model with its defences, per setting; those with a score."""
+    """Select the strongest attack on each model with its defences, per setting, where it has a score.
+
+    Args:
+        board: The board.
+        server: The server's view of undefended clients.
+    """
     entries = [strongest(board, standing) for standing in board.standings if standing.server == server]
     return [entry for entry in entries if entry.n]
 
 
 def by_model(entries: Iterable[BoardEntry]) -> list[list[BoardEntry]]:
-    """Entries of one model with one set of weights each, scored alike."""
+    """Group entries by model, weights and protocol.
+
+    Args:
+        entries: Entries of a board.
+    """
     return list(grouped(entries, lambda entry: (entry.model, entry.weights, entry.protocol)).values())
 
 
 def name_of(entry: BoardEntry) -> str:
-    """Model, weights and protocol."""
+    """Name the model, weights and protocol of an entry.
+
+    Args:
+        entry: The entry.
+    """
     return f"{entry.model} ({numbers.weights(entry.weights)}, scored as {entry.protocol})"
 
 
 def floors(entries: Iterable[BoardEntry]) -> dict[str, float]:
-    """Median leakage of the grey guess, by setting."""
+    """Map each setting to the median leakage of the grey guess.
+
+    Args:
+        entries: Entries of one system.
+    """
     return {str(entry.setting): entry.metrics[LEAKAGE].median for entry in entries if entry.role == "floor" and entry.n}
 
 
-def defence_name(name: str) -> str:
-    """What a legend says."""
-    return "no defence" if name == NONE else name
-
-
 def plain(text: str) -> str:
-    """Text without mathematics, which matplotlib would read between dollars, and not too long."""
-    shown = text if len(text) <= LETTERS else f"{text[: LETTERS - 3]}..."
-    return shown.replace("$", r"\$")
+    """Shorten a text and escape dollars, between which matplotlib would read mathematics.
+
+    Args:
+        text: A label.
+    """
+    shortened = text if len(text) <= LETTERS else f"{text[: LETTERS - 3]}..."
+    return shortened.replace("$", r"\$")
 
 
 def capped(value: float) -> float:
-    """A leakage as it is drawn."""
+    """Cap a leakage at the ceiling of the plots.
+
+    Args:
+        value: PSNR in dB.
+    """
     return min(value, CEILING)
 
 
 def quartiles_of(entry: BoardEntry) -> list[float]:
-    """The median between the ends of the middle half of the pictures, as they are drawn."""
+    """Compute the median and the ends of the middle half of the pictures, as they are drawn.
+
+    Args:
+        entry: An entry with scores.
+
+    Returns:
+        Lower quartile, median and upper quartile, in dB.
+    """
     values = [capped(value) for value in entry.scores[LEAKAGE].values()]
     return list(map(float, np.quantile(values, QUARTILES)))
 
@@ -138,7 +173,12 @@ class Scale:
     guesses: Mapping[str, float]
 
     def draw(self, axes: Axes, setting: str) -> None:
-        """Lines, and ticks at tens or twenties, from the lowest value to the ceiling at most."""
+        """Draw the lines and the ticks at tens or twenties, from the lowest value to the ceiling at most.
+
+        Args:
+            axes: The axes.
+            setting: The setting, whose guess is drawn.
+        """
         across = axes.axvline if self.axis == "x" else axes.axhline
         across(self.recognisable_at, **DASHED)
         if setting in self.guesses:
@@ -149,22 +189,27 @@ class Scale:
         step = 20 if self.axis == "x" and high - low > SPARSE else 10
         ticks = [high - step * place for place in range(int((high - low) / step) + 1)]
         margin = 0.04 * (high - low)
-        shown = {
+        properties = {
             "ticks": ticks,
             "ticklabels": [
                 CEILING_TICK if tick == CEILING else f"{tick:g}".replace("-", numbers.MINUS) for tick in ticks
             ],
             "lim": (low - margin, high + margin),
         }
-        axes.set(**{f"{self.axis}{name}": value for name, value in shown.items()})
+        axes.set(**{f"{self.axis}{name}": value for name, value in properties.items()})
 
 
 def panels(
     settings: Iterable[str], scale: Scale, draw: Callable[[Axes, str], None], *, height: float, against: str
 ) -> Figure:
-    """A row of axes with the same scales, one per setting, which ``draw`` fills; ``height`` is in inches.
+    """Draw a row of axes with the same scales, one per setting.
 
-    ``against`` labels the axis across that of leakage.
+    Args:
+        settings: Settings, in any order and repeated.
+        scale: The scale of leakage.
+        draw: Fills the axes of a setting.
+        height: Height in inches.
+        against: Label of the axis across that of leakage.
     """
     names = sorted(set(settings))
     figure = Figure(figsize=(WIDTH_INCHES if len(names) > 1 else NARROW_INCHES, height))
@@ -178,25 +223,41 @@ def panels(
 
 
 def styles_of(board: Board, entries: Sequence[BoardEntry]) -> dict[str, Style]:
-    """Those of the board that the entries have."""
+    """Select the board's styles that the entries need.
+
+    Args:
+        board: The board.
+        entries: Some of its entries.
+    """
     present = {entry.defence for entry in entries}
     return {label: style for label, style in styles(board).items() if label in present}
 
 
 def defence_handles(drawn: Mapping[str, Style]) -> list[Line2D]:
-    """What colours and lines mean."""
+    """Make the legend's handles for the defences.
+
+    Args:
+        drawn: Styles by label of the defence.
+    """
     return [
-        Line2D([], [], color=style.colour, linestyle=style.line, linewidth=2.5, label=plain(defence_name(label)))
+        Line2D([], [], color=style.colour, linestyle=style.line, linewidth=2.5, label=plain(name_defence(label, 0)))
         for label, style in drawn.items()
     ]
 
 
-def legend(figure: Figure, scale: Scale, handles: Sequence[Line2D], more: Sequence[Line2D] = ()) -> None:
-    """Around the scale's lines; in one row where it fits, and otherwise columns of the width of the longest name."""
+def legend(figure: Figure, scale: Scale, handles: Sequence[Line2D], extra: Sequence[Line2D] = ()) -> None:
+    """Put a legend above the figure, in one row where it fits, and otherwise in columns of equal width.
+
+    Args:
+        figure: The figure.
+        scale: The scale, whose lines are explained.
+        handles: Handles before those of the scale's lines.
+        extra: Handles behind them.
+    """
     grey = [Line2D([], [], **DOTTED, label="grey guess")] if scale.guesses else []
     recognisable = Line2D([], [], **DASHED, label=f"recognisable, {scale.recognisable_at:g} dB")
-    shown = [*handles, *grey, recognisable, *more]
-    widths = [HANDLE_INCHES + LETTER_INCHES * len(str(handle.get_label())) for handle in shown]
+    entries = [*handles, *grey, recognisable, *extra]
+    widths = [HANDLE_INCHES + LETTER_INCHES * len(str(handle.get_label())) for handle in entries]
     fits = sum(widths) <= figure.get_figwidth()
-    columns = len(shown) if fits else max(1, int(figure.get_figwidth() / max(widths)))
-    figure.legend(handles=shown, loc="outside upper center", ncols=columns)
+    columns = len(entries) if fits else max(1, int(figure.get_figwidth() / max(widths)))
+    figure.legend(handles=entries, loc="outside upper center", ncols=columns)

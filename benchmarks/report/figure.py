@@ -35,10 +35,16 @@ class _Row:
 
 
 def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictures: Path, path: Path) -> None:
-    """One column per picture; rows of original, shuffled if any is, and one reconstruction per attack and defence.
+    """Draw original, shuffled and reconstructed pictures: a column per picture, a row per attack and defence.
 
-    Only the first pictures are shown. Defences that shuffle are shown in settings b and c, which share one
-    upload, unless only a was run. Under each reconstruction stands its PSNR per setting.
+    Only the first pictures are shown. Defences that shuffle are shown in settings b and c, which share one upload,
+    unless only a was run. Under each reconstruction stands its PSNR per setting.
+
+    Args:
+        planned: Trials of an experiment.
+        trials: What was recorded of them.
+        pictures: The folder of kept pictures.
+        path: The figure, a JPEG file.
     """
     one_each = {plan.picture.name: plan for plan in planned}
     shuffled = {p.picture.name: p for p in planned if p.cell.pipeline.shuffles or p.cell.setting != "a"}
@@ -53,8 +59,10 @@ def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictu
         for name, cell_axes in zip(names, row_axes, strict=True):
             _show(cell_axes, row, name)
         row_axes[0].text(-0.08, 0.5, row.label, transform=row_axes[0].transAxes, ha="right", va="center", fontsize=7.5)
-    left, bottom = LABEL_INCHES / figure.get_figwidth(), CAPTION_INCHES / figure.get_figheight()
-    figure.subplots_adjust(left=left, right=0.995, top=0.995, bottom=bottom, wspace=0.04, hspace=0.16)
+    label_width, caption_height = LABEL_INCHES / figure.get_figwidth(), CAPTION_INCHES / figure.get_figheight()
+    figure.subplots_adjust(
+        label_width=label_width, right=0.995, top=0.995, bottom=caption_height, wspace=0.04, hspace=0.16
+    )
     save_photographs(figure, path, dots_per_inch=DOTS_PER_INCH)
 
 

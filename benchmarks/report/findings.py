@@ -18,7 +18,15 @@ _SYSTEM = attrgetter("model", "weights", "defence", "mask_ratio", "protocol", "o
 
 
 def findings(board: Board, standings: Sequence[Standing]) -> list[str]:
-    """One line per defended model, the worst first; at most ``LINES``, and how many more there are."""
+    """Write what the strongest attack recovers, a line per defended model, the worst first.
+
+    Args:
+        board: The board.
+        standings: Standings before one server.
+
+    Returns:
+        At most ``LINES`` lines, and how many more there are.
+    """
     judged = [(standing, strongest(board, standing)) for standing in standings if standing.defences]
     systems = grouped(judged, lambda pair: _SYSTEM(pair[0])).values()
     worst_first = sorted(systems, key=lambda pairs: min(map(_badness, pairs)))
@@ -27,7 +35,11 @@ def findings(board: Board, standings: Sequence[Standing]) -> list[str]:
 
 
 def deployed(entry: BoardEntry) -> bool:
-    """Whether somebody might deploy it: the picture itself is shown, and defences shuffle that are made to."""
+    """Tell whether somebody might deploy a cell: it shows the picture itself and shuffles where it is made to.
+
+    Args:
+        entry: The entry of the cell.
+    """
     pipeline = entry.pipeline
     as_made = pipeline.shuffles or not pipeline.mask_ratio
     return bool(entry.defences) and as_made and entry.setting.compared_with is Picture.CLEAN
@@ -40,16 +52,16 @@ def _badness(pair: tuple[Standing, BoardEntry]) -> tuple[int, float, float]:
 
 
 def _line(board: Board, pairs: Sequence[tuple[Standing, BoardEntry]]) -> str:
-    """Settings that say the same share a clause; what all are held against is said once."""
+    """Write settings with the same result as one clause, and shared references once."""
     ordered = sorted(pairs, key=_badness)
     references = {_references(board, entry) for _, entry in ordered if entry.exact}
     shared = references.pop() if len(references) == 1 else ""
     clauses = grouped(ordered, lambda pair: _clause(*pair, "" if shared else _references(board, pair[1])))
-    settings = [listed(sorted(str(standing.setting) for standing, _ in alike)) for alike in clauses.values()]
-    said = [before + named + after for (before, after), named in zip(clauses, settings, strict=True)]
-    tried = [standing for standing, _ in pairs if standing.attacks]
-    naive = [NAIVE] if tried and not any(standing.adapted for standing in tried) else []
-    return f"{_named(pairs[0][0])}{shared}: {'; '.join([*said, *naive])}"
+    settings = [listed(sorted(str(standing.setting) for standing, _ in members)) for members in clauses.values()]
+    texts = [opening + names + ending for (opening, ending), names in zip(clauses, settings, strict=True)]
+    attacked = [standing for standing, _ in pairs if standing.attacks]
+    naive = [NAIVE] if attacked and not any(standing.adapted for standing in attacked) else []
+    return f"{_named(pairs[0][0])}{shared}: {'; '.join([*texts, *naive])}"
 
 
 def _named(standing: Standing) -> str:
@@ -60,18 +72,18 @@ def _named(standing: Standing) -> str:
 
 
 def _clause(standing: Standing, entry: BoardEntry, references: str) -> tuple[str, str]:
-    """What stands before and behind the settings."""
+    """Write the texts before and behind the settings."""
     if standing.verdict == "refused":
         return "no attack applies in ", ""
     if not entry.exact:
         return "nothing is measured in ", f": {standing.verdict}"
-    before = f"strongest attack {standing.strongest} recovers {recovery(entry)}, in "
-    return before, f"{references}: {standing.verdict}"
+    opening = f"strongest attack {standing.strongest} recovers {recovery(entry)}, in "
+    return opening, f"{references}: {standing.verdict}"
 
 
 def _references(board: Board, entry: BoardEntry) -> str:
-    """What a leakage is held against, in brackets: the guess, and the same attack without the defence."""
+    """Write the references of a leakage in brackets: the guess, and the same attack without the defence."""
     guess, twin = board.by_id.get(entry.floor), board.by_id.get(entry.twin)
-    known = [f"grey guess {headline(guess)[1]:.1f} dB"] if guess and guess.exact else []
-    known += [f"without defence {recovery(twin)}"] if twin and twin.exact else []
-    return f" ({', '.join(known)})" if known else ""
+    references = [f"grey guess {headline(guess)[1]:.1f} dB"] if guess and guess.exact else []
+    references += [f"without defence {recovery(twin)}"] if twin and twin.exact else []
+    return f" ({', '.join(references)})" if references else ""

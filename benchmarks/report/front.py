@@ -17,11 +17,6 @@ MOST_KEY_FIGURES = 8  # rows
 MANY = 4  # defences from which on the answer counts them, instead of speaking of one
 
 
-def question(board: Board) -> str:
-    """What the board asks."""
-    return board.question or QUESTION
-
-
 def sentence(board: Board, table: Matrix) -> str:
     """Answer in one sentence: about pictures, or about features and labels where no attack reveals pictures.
 
@@ -47,42 +42,43 @@ def disclosed_answer(board: Board) -> str:
     return f"{where}, {entry.attack} tells {recovery(entry)}: {entry.verdict}."
 
 
-def answer(shown: Matrix) -> str:
-    """The board in one sentence: how the defence that it is about does, before the servers that see least and most.
+def answer(table: Matrix) -> str:
+    """Answer in one sentence how the board's defence does before the servers that see least and most.
 
-    A board of many defences is about none of them: it counts those that lose pictures.
+    Args:
+        table: The matrix of a board. Of many defences it counts those that lose pictures.
     """
-    row, defences = shown.subject, _by_defence(shown)
+    row, defences = table.subject, _by_defence(table)
     if row is None:
         return NOTHING
     if len(defences) >= MANY:
         return _counted(defences)
     first = row.measured[0]
     entry = first.entry
-    said = f"{_amount(first, ' of pictures')} exactly from {server_name(entry.server)}"
-    most, plain = max(row.measured, key=_share), shown.undefended(first)
+    amounts = f"{_amount(first, ' of pictures')} exactly from {server_name(entry.server)}"
+    most, plain = max(row.measured, key=_share), table.undefended(first)
     if _share(most) > _share(first):
-        said += f", and {_amount(most)} from {server_name(most.entry.server)}"
+        amounts += f", and {_amount(most)} from {server_name(most.entry.server)}"
     elif entry.defences and plain:
-        said += f"; without a defence, {_amount(plain)}"
+        amounts += f"; without a defence, {_amount(plain)}"
     ratio = f" (mask ratio {entry.mask_ratio:g})" if entry.mask_ratio else ""
     name = f"{entry.defence if entry.defences else 'no defence'}{ratio} on {entry.model}"
     naive = f" No attack that knows {entry.defence} was run." if all(cell.blind for cell in row.measured) else ""
-    return f"With {name}, a server recovers {said}.{naive}"
+    return f"With {name}, a server recovers {amounts}.{naive}"
 
 
-def _by_defence(shown: Matrix) -> dict[str, list[MatrixCell]]:
-    """What was measured of each defence, whatever the model and the server."""
-    defended = [cell for row in shown.rows for cell in row.measured if cell.entry.defences]
+def _by_defence(table: Matrix) -> dict[str, list[MatrixCell]]:
+    """Group the measured cells by defence, whatever the model and the server."""
+    defended = [cell for row in table.rows for cell in row.measured if cell.entry.defences]
     return grouped(defended, lambda cell: cell.entry.defence)
 
 
 def _counted(defences: Mapping[str, Sequence[MatrixCell]]) -> str:
-    """How many defences lose pictures exactly to some server, how many lose less, and how many withstood attacks."""
+    """Count the defences that lose pictures exactly to some server, lose less, or withstood attacks."""
     exact = {name for name, cells in defences.items() if any(map(_share, cells))}
     leaking = {name for name, cells in defences.items() if any(map(_leaks, cells))} - exact
-    held = {name for name, cells in defences.items() if any(map(_withstood, cells))}
-    withstood = held - exact - leaking
+    resisting = {name for name, cells in defences.items() if any(map(_withstood, cells))}
+    withstood = resisting - exact - leaking
     silent = len(defences) - len(exact) - len(leaking) - len(withstood)
     return (
         f"Of {len(defences)} defences, {len(exact)} let some server recover a picture exactly and {len(leaking)} less "
@@ -99,11 +95,11 @@ def _share(cell: MatrixCell) -> float:
 
 
 def _leaks(cell: MatrixCell) -> bool:
-    return any(tried.verdict in LEAKING for tried in cell.attacks)
+    return any(attack.verdict in LEAKING for attack in cell.attacks)
 
 
 def _withstood(cell: MatrixCell) -> bool:
-    """All attacks together: where one gave up, nothing follows of those that failed."""
+    """Tell whether the defence withstood all attacks together: where one gave up, nothing follows."""
     return judge_model(cell.attacks).verdict == "withstood"
 
 

@@ -50,13 +50,21 @@ VERDICTS: dict[Verdict, str] = {
 
 
 def verdicts(board: Board) -> dict[str, str]:
-    """What the verdicts of this board mean."""
-    shown = {entry.verdict for entry in board.entries}
-    return {name: meaning for name, meaning in VERDICTS.items() if name in shown}
+    """Explain the verdicts of a board.
+
+    Args:
+        board: The board.
+    """
+    present = {entry.verdict for entry in board.entries}
+    return {name: meaning for name, meaning in VERDICTS.items() if name in present}
 
 
 def columns(board: Board) -> dict[str, str]:
-    """What the columns hold that do not speak for themselves."""
+    """Explain the columns that do not speak for themselves.
+
+    Args:
+        board: The board.
+    """
     return {
         "setting": "a: the gradient of the picture is attacked, the reconstruction compared with the picture; b: the "
         "gradient of the shuffled picture, compared with the shuffled picture; c: the gradient of the shuffled "
@@ -157,11 +165,19 @@ def name_defence(label: str, mask_ratio: float) -> str:
 
 
 def heading(name: str) -> str:
-    """A metric as a heading of its own, with its unit."""
-    shown = HEADINGS.get(name, name)
-    return f"{shown} dB" if name == LEAKAGE else shown
+    """Write a metric as a heading, with its unit.
+
+    Args:
+        name: The metric.
+    """
+    title = HEADINGS.get(name, name)
+    return f"{title} dB" if name == LEAKAGE else title
 
 
 def definitions(names: Sequence[str]) -> dict[str, str]:
-    """What each metric is exactly, by its heading."""
+    """Define each metric exactly, by its heading.
+
+    Args:
+        names: Metrics; unknown ones are skipped.
+    """
     return {heading(name): f"{METRICS[name].definition}; {METRICS[name].bounds}" for name in names if name in METRICS}

@@ -28,34 +28,34 @@ class MatrixCell:
 
     @property
     def entry(self) -> BoardEntry:
-        """The strongest attack."""
+        """Return the strongest attack."""
         return self.attacks[0]
 
     @property
     def measured(self) -> bool:
-        """Whether any attack has a score."""
+        """Tell whether any attack has a score."""
         return self.entry.exact is not None
 
     @property
     def blind(self) -> bool:
-        """Whether no attack that was measured knows the defence, so that its failure says little."""
+        """Tell whether no measured attack knows the defence, so that its failure says little."""
         return self.measured and bool(self.entry.defences) and not any(e.adapted for e in self.attacks if e.exact)
 
     @property
     def level(self) -> int:
-        """The colour, from 0 to 5."""
+        """Return the colour, from 0 to 5."""
         return sum(headline(self.entry)[0] > bound for bound in LEVELS)
 
     @property
     def text(self) -> str:
-        """``30 %``, or why there is no number."""
+        """Write the share recovered exactly, or why there is no number."""
         if self.measured:
             return percent(headline(self.entry)[0])
         return "refused" if self.entry.verdict == "refused" else "no result"
 
     @property
     def decibels(self) -> str:
-        """The median, in dB."""
+        """Write the median in dB."""
         return numbers.score(headline(self.entry)[1], LEAKAGE) if self.measured else ""
 
 
@@ -69,7 +69,7 @@ class MatrixRow:
 
     @property
     def measured(self) -> list[MatrixCell]:
-        """The cells with a score, in the order of the columns."""
+        """List the cells with a score, in the order of the columns."""
         return [cell for cell in self.cells if cell and cell.measured]
 
 
@@ -83,20 +83,27 @@ class Matrix:
 
     @property
     def repeats(self) -> bool:
-        """Whether servers differ in how often they see a picture."""
+        """Tell whether servers differ in how often they see a picture."""
         return len({server.uploads_per_picture for server in self.columns}) > 1
 
     def undefended(self, cell: MatrixCell) -> MatrixCell | None:
-        """The cell of the same model before the same server where clients do nothing."""
-        wanted = (cell.entry.model, cell.entry.server)
-        plain = (other for row in self.rows for other in row.measured if not other.entry.defences)
-        return next((other for other in plain if (other.entry.model, other.entry.server) == wanted), None)
+        """Find the undefended cell of the same model before the same server.
+
+        Args:
+            cell: A cell of the matrix.
+        """
+        system = (cell.entry.model, cell.entry.server)
+        plain = (candidate for row in self.rows for candidate in row.measured if not candidate.entry.defences)
+        return next(
+            (candidate for candidate in plain if (candidate.entry.model, candidate.entry.server) == system), None
+        )
 
     @cached_property
     def subject(self) -> MatrixRow | None:
-        """The row that the page speaks of first: defended, seen by many servers, at a usual mask ratio, least leaking.
+        """Choose the row that the page speaks of first.
 
-        Before all that: attacked by somebody who knows the defence.
+        It is attacked by somebody who knows the defence, defended, seen by many servers, at a usual mask ratio, and
+        least leaking, in this order.
         """
         rows = [row for row in self.rows if row.measured]
         return min(rows, key=_importance, default=None)
@@ -104,45 +111,52 @@ class Matrix:
 
 def _importance(row: MatrixRow) -> tuple[Any, ...]:
     first = row.measured[0].entry
-    known = any(cell.entry.defences and not cell.blind for cell in row.measured)
+    adapted = any(cell.entry.defences and not cell.blind for cell in row.measured)
     return (
-        not known, not first.defences, -len(row.measured), len(first.defences), abs(first.mask_ratio - USUAL_RATIO),
+        not adapted, not first.defences, -len(row.measured), len(first.defences), abs(first.mask_ratio - USUAL_RATIO),
         headline(first),
     )  # fmt: skip
 
 
 def matrix(board: Board) -> Matrix:
-    """Arrange what somebody might deploy, held against the picture itself; all attacks where there is none of it."""
+    """Arrange what somebody might deploy, held against the picture itself.
+
+    Args:
+        board: The board.
+
+    Returns:
+        All attacks where nothing of that kind is on the board.
+    """
     attacks = [entry for entry in board.revealing("pictures").entries if entry.role == "attack"]
-    shown = [entry for entry in attacks if _is_shown(entry)] or attacks
-    columns = tuple(server for server in sorted({entry.server: None for entry in shown}, key=_seen))
-    models = list(dict.fromkeys(entry.model for entry in shown))
-    defences = list(dict.fromkeys(entry.defence for entry in shown))
+    cells = [entry for entry in attacks if _is_shown(entry)] or attacks
+    columns = tuple(server for server in sorted({entry.server: None for entry in cells}, key=_seen))
+    models = list(dict.fromkeys(entry.model for entry in cells))
+    defences = list(dict.fromkeys(entry.defence for entry in cells))
 
     def place(entry: BoardEntry) -> tuple[Any, ...]:
         kind = (len(entry.defences), defences.index(entry.defence), entry.mask_ratio)
         return models.index(entry.model), *kind, entry.weights
 
-    systems = grouped(sorted(shown, key=place), _system)
-    named = [_named(entry) for entry in shown]
-    alike = [len(set(texts)) == 1 for texts in zip(*named, strict=True)]
-    rows = tuple(_row(entries, columns, alike) for entries in systems.values())
-    return Matrix(columns, rows, ", ".join(filter(None, compress(named[0], alike))) if named else "")
+    systems = grouped(sorted(cells, key=place), _system)
+    names = [_named(entry) for entry in cells]
+    shared = [len(set(texts)) == 1 for texts in zip(*names, strict=True)]
+    rows = tuple(_row(entries, columns, shared) for entries in systems.values())
+    return Matrix(columns, rows, ", ".join(filter(None, compress(names[0], shared))) if names else "")
 
 
 def _named(entry: BoardEntry) -> tuple[str, ...]:
-    """Model, weights, and how it is scored."""
+    """Name the model, its weights, and how it is scored."""
     scored = "" if entry.protocol == "float" else f"scored as {entry.protocol}"
     return entry.model, numbers.weights(entry.weights), scored
 
 
-def _row(entries: Sequence[BoardEntry], columns: Sequence[ThreatModel], alike: Sequence[bool]) -> MatrixRow:
+def _row(entries: Sequence[BoardEntry], columns: Sequence[ThreatModel], shared: Sequence[bool]) -> MatrixRow:
     ranked = sorted(entries, key=headline, reverse=True)
     by_server = grouped(ranked, lambda entry: entry.server)
     cells = tuple(MatrixCell(tuple(by_server[server])) if server in by_server else None for server in columns)
     first = entries[0]
     origin = f", submitted by {first.submitter.name}" if first.submitter else ""
-    model = ", ".join(text for text, same in zip(_named(first), alike, strict=True) if not same)
+    model = ", ".join(text for text, is_shared in zip(_named(first), shared, strict=True) if not is_shared)
     return MatrixRow(name_defence(first.defence, first.mask_ratio) + origin, model, cells)
 
 
@@ -152,8 +166,8 @@ def _is_shown(entry: BoardEntry) -> bool:
 
 def _system(entry: BoardEntry) -> tuple[Any, ...]:
     source = (entry.origin, entry.submitter and entry.submitter.name)
-    what = (entry.defence, entry.mask_ratio, entry.setting.compared_with)
-    return entry.model, entry.weights, entry.protocol, *what, *source
+    defended = (entry.defence, entry.mask_ratio, entry.setting.compared_with)
+    return entry.model, entry.weights, entry.protocol, *defended, *source
 
 
 def _seen(server: ThreatModel) -> tuple[Any, ...]:

@@ -187,8 +187,8 @@ def weights(value: str) -> str:
     Args:
         value: ``untrained``, or the SHA-256 of a checkpoint.
     """
-    named = {model.sha256: f"{PREFIX}{name}" for name, model in ZOO.items()}
-    return value if value == "untrained" else named.get(value, f"checkpoint {value[:8]}")
+    names = {model.sha256: f"{PREFIX}{name}" for name, model in ZOO.items()}
+    return value if value == "untrained" else names.get(value, f"checkpoint {value[:8]}")
 
 
 def with_minus(text: str) -> str:

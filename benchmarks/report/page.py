@@ -44,7 +44,7 @@ LABEL = "median"  # the picture of an entry that stands for it
 
 
 @dataclass(frozen=True)
-class Shown:
+class KeptPicture:
     """One picture of an entry: its name, what leaked of it (PSNR in dB), and three PNG files."""
 
     label: str
@@ -56,11 +56,11 @@ class Shown:
 
     @property
     def files(self) -> dict[str, Path]:
-        """By what they show."""
+        """Map the pictures' captions to their files."""
         return {"private": self.original, "uploaded": self.shuffled, "recovered": self.reconstruction}
 
 
-Gallery = dict[str, tuple[Shown, ...]]  # up to three pictures for each entry, by the entry's id
+Gallery = dict[str, tuple[KeptPicture, ...]]  # up to three pictures for each entry, by the entry's id
 
 
 def page(report: Report, gallery: Gallery | None, drawn: Mapping[str, str], plots: Sequence[Plot]) -> str:
@@ -125,11 +125,11 @@ def key_columns(table: pd.DataFrame) -> list[str]:
 
 def _pictures(report: Report, gallery: Gallery | None) -> dict[str, Any]:
     first = _first(gallery or {}, report.matrix)
-    shown = [picture for pictures in (gallery or {}).values() for picture in pictures]
+    kept_pictures = [picture for pictures in (gallery or {}).values() for picture in pictures]
     return {
         "first": first,
         "front_pictures": thumbnails(first[1].files.values() if first else (), "front", FRONT_SIDES),
-        "pictures": thumbnails((path for picture in shown for path in picture.files.values()), "picture"),
+        "pictures": thumbnails((path for picture in kept_pictures for path in picture.files.values()), "picture"),
     }
 
 
@@ -172,21 +172,21 @@ def _breakable(text: str) -> Markup:
     return Markup(re.sub(r"([_:=])", r"\1<wbr>", str(escape(text))))  # noqa: S704 (escaped)
 
 
-def _first(gallery: Gallery, shown: Matrix) -> tuple[BoardEntry, Shown] | None:
-    """The median picture of where the row that the answer speaks of leaks most, or of any cell that has pictures."""
-    subject = shown.subject.measured if shown.subject else []
+def _first(gallery: Gallery, table: Matrix) -> tuple[BoardEntry, KeptPicture] | None:
+    """Choose the median picture of the cell that the answer speaks of where it leaks most, or of any cell."""
+    subject = table.subject.measured if table.subject else []
     most = sorted(subject, key=lambda cell: headline(cell.entry), reverse=True)
-    cells = [*most, *(cell for row in shown.rows for cell in row.measured)]
+    cells = [*most, *(cell for row in table.rows for cell in row.measured)]
     entry = next((cell.entry for cell in cells if gallery.get(cell.entry.id)), None)
     if entry is None:
         return None
-    kept = gallery[entry.id]
-    return entry, next((picture for picture in kept if picture.label == LABEL), kept[0])
+    candidates = gallery[entry.id]
+    return entry, next((picture for picture in candidates if picture.label == LABEL), candidates[0])
 
 
 @cache
 def _environment() -> Environment:
-    """The template's language: what does not depend on the board."""
+    """Set up the template's language, which does not depend on the board."""
     environment = Environment(
         loader=PackageLoader("fedmjp.benchmarks.report", "."),
         autoescape=True,

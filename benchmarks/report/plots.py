@@ -16,7 +16,11 @@ NO_METADATA: dict[str, None] = dict.fromkeys(("Creator", "Date", "Format", "Type
 
 
 def plots(board: Board) -> list[Plot]:
-    """All plots that the board has the numbers for: across servers, then one server after the other."""
+    """Draw all plots that the board has the numbers for: across servers, then one server after the other.
+
+    Args:
+        board: The board.
+    """
     board = board.revealing("pictures")
     with mpl.rc_context(STYLE):
         within = [
@@ -29,7 +33,11 @@ def plots(board: Board) -> list[Plot]:
 
 
 def standalone(plot: Plot) -> str:
-    """A whole SVG file, transparent, black on whatever it is put on."""
+    """Write a plot as a whole SVG file, transparent, black on whatever it is put on.
+
+    Args:
+        plot: The plot.
+    """
     text = io.StringIO()
     with mpl.rc_context(STYLE):
         plot.figure.savefig(text, format="svg", transparent=True, metadata=NO_METADATA)
@@ -37,10 +45,14 @@ def standalone(plot: Plot) -> str:
 
 
 def inline(plot: Plot, content: str) -> str:
-    """``standalone(plot)`` as an ``<svg>`` element for a page: the text's colour for black, ids of its own, a title.
+    """Write a plot as an ``<svg>`` element for a page, with the text's colour for black, own ids and a title.
 
-    Styles become attributes, which a page's content-security policy does not forbid. Attributes' numbers keep a
-    decimal, and ids stay where something refers to them. The class says how far the page may let it shrink.
+    Styles become attributes, which a page's content-security policy allows. Attributes' numbers keep one decimal, and
+    ids stay where something refers to them. The class says how far the page may let it shrink.
+
+    Args:
+        plot: The plot.
+        content: What ``standalone`` wrote of it.
     """
     element = content[content.index("<svg ") :]
     element = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", element, flags=re.S)
@@ -55,13 +67,13 @@ def inline(plot: Plot, content: str) -> str:
     drawn = 'fill="currentColor" stroke-linejoin="round" stroke-linecap="butt"'
     kind = "plot-wide" if plot.figure.get_figwidth() > NARROW_INCHES else "plot"
     root = f'<svg class="{kind}" role="img" aria-labelledby="{plot.name}-title" {drawn} '
-    said = plot.caption if plot.server is None else f"{plot.caption} {plot.server.sentence()}"
-    title = f'<title id="{plot.name}-title">{escape(said)}</title>'
+    caption = plot.caption if plot.server is None else f"{plot.caption} {plot.server.sentence()}"
+    title = f'<title id="{plot.name}-title">{escape(caption)}</title>'
     start = element.index(">") + 1
     return root + element[len("<svg ") : start] + title + element[start:]
 
 
 def _attributes(style: str) -> str:
-    """``fill: none; stroke-width: 2`` as attributes; the font is the page's."""
+    """Turn a style such as ``fill: none; stroke-width: 2`` into attributes; the font is the page's."""
     pairs = (part.split(":", 1) for part in style.split(";") if ":" in part)
     return "".join(f' {name.strip()}="{value.strip()}"' for name, value in pairs if name.strip() != "font-family")

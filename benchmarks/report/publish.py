@@ -23,10 +23,16 @@ _TEXTS: dict[Format, tuple[str, Callable[[Report], str]]] = {
 
 
 def publish(board: Board, folder: Path, *, formats: Sequence[Format], pictures: Gallery | None) -> list[Path]:
-    """Write a leaderboard into a folder that exists, each file whole or not at all.
+    """Write a leaderboard into a folder, each file whole or not at all.
 
-    ``html`` brings along what the page links to: CSV, JSON, and the plots as files of their own in ``plots/``. Without
-    pictures the page says why.
+    Args:
+        board: The leaderboard.
+        folder: An existing folder.
+        formats: Formats; ``html`` brings along CSV, JSON, and the plots as files in ``plots/``.
+        pictures: Kept pictures by the entry's id; None for a page that says why it has none.
+
+    Returns:
+        The files that were written.
     """
     report, files = Report(board), dict[str, str]()
     for name in dict.fromkeys([*formats, *(LINKED if "html" in formats else ())]):

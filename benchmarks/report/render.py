@@ -15,7 +15,7 @@ from fedmjp.benchmarks.leaderboard.board import board_of
 from fedmjp.benchmarks.leaderboard.entries import Board, read_reported
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.report.figure import write_figure
-from fedmjp.benchmarks.report.page import Gallery, Shown
+from fedmjp.benchmarks.report.page import Gallery, KeptPicture
 from fedmjp.benchmarks.report.publish import FORMATS, publish
 from fedmjp.benchmarks.report.tables import Report
 from fedmjp.benchmarks.report.terminal import print_answer, print_table, select_answers
@@ -35,8 +35,13 @@ def render(
 ) -> pd.DataFrame:
     """Write leaderboard in every format and manifest into the output folder, and print the table.
 
-    ``figure`` adds one of all its reconstructions, if there are any. A short answer prints,
-    and draws, what ``answers`` picks.
+    Args:
+        plan: The planned trials.
+        store: The recorded trials.
+        output: The folder.
+        console: The terminal.
+        figure: Whether to draw the reconstructions, if there are any.
+        short: Whether to print and draw what ``select_answers`` selects.
 
     Returns:
         The failed trials, as rows of ``Store.frame``.
@@ -61,7 +66,13 @@ def render(
 
 
 def board_in(plan: TrialPlan, store: RecordedTrials, folder: Path) -> Board:
-    """The leaderboard of a folder of results, with what papers report and third parties submitted."""
+    """Make the leaderboard of a folder of results, with what papers report and third parties submitted.
+
+    Args:
+        plan: The planned trials.
+        store: The recorded trials.
+        folder: The folder.
+    """
     return board_of(
         plan,
         _trials(plan, store),
@@ -72,7 +83,17 @@ def board_in(plan: TrialPlan, store: RecordedTrials, folder: Path) -> Board:
 
 
 def gallery_in(plan: TrialPlan, store: RecordedTrials, board: Board, output: OutputFolder) -> Gallery:
-    """The kept pictures of each entry; fewer where files are missing."""
+    """Collect the kept pictures of each entry.
+
+    Args:
+        plan: The planned trials.
+        store: The recorded trials.
+        board: Their board.
+        output: The folder.
+
+    Returns:
+        Pictures by the entry's id; fewer where files are missing.
+    """
     if plan.about["keep"] == "none":
         return {}
     trials = plan.trials.merge(_trials(plan, store)[["key", "status", "scores"]], on="key")
@@ -85,15 +106,15 @@ def gallery_in(plan: TrialPlan, store: RecordedTrials, board: Board, output: Out
     }
 
 
-def _shown(plan: TrialPlan, cell: pd.DataFrame, pictures: Path) -> tuple[Shown, ...]:
+def _shown(plan: TrialPlan, cell: pd.DataFrame, pictures: Path) -> tuple[KeptPicture, ...]:
     rows: dict[Any, dict[Any, Any]] = cell.set_index("key").to_dict("index")
-    shown = []
+    kept = []
     for label, key in extremes(cell).items():
         row = rows[key]
-        original, shuffled, made = (pictures / name for name in plan.files_of(row).values())
-        if original.exists() and made.exists():
-            shown.append(Shown(label, row["picture"], row["scores"]["psnr"], original, shuffled, made))
-    return tuple(shown)
+        original, shuffled, reconstruction = (pictures / name for name in plan.files_of(row).values())
+        if original.exists() and reconstruction.exists():
+            kept.append(KeptPicture(label, row["picture"], row["scores"]["psnr"], original, shuffled, reconstruction))
+    return tuple(kept)
 
 
 def _trials(plan: TrialPlan, store: RecordedTrials) -> pd.DataFrame:

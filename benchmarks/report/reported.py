@@ -52,10 +52,17 @@ def _measured(entry: BoardEntry | None, name: str) -> CellText:
 
 
 def nearest_of_ours(board: Board, row: ReportedRow) -> BoardEntry | None:
-    """The entry that comes nearest a reported row: the model that it names, same setting and defence.
+    """Find the entry that comes nearest a reported row: of the model that it names, same setting and defence.
 
-    The paper's attack before others. In setting a nothing is shuffled there: the smaller our mask ratio,
-    the nearer. Then the one that revealed most.
+    The paper's attack comes before others, and in setting a, where nothing is shuffled, a smaller mask ratio. Then the
+    entry that revealed most.
+
+    Args:
+        board: The board.
+        row: The reported row.
+
+    Returns:
+        None where nothing comes near.
     """
     candidates = [
         entry
@@ -75,7 +82,7 @@ def nearest_of_ours(board: Board, row: ReportedRow) -> BoardEntry | None:
 
 
 def _called(entry: BoardEntry) -> str:
-    """The defence as papers call it: to them a shuffled picture alone is an evaluation setting, not a defence."""
+    """Name the defence as papers do: to them a shuffled picture alone is an evaluation setting."""
     return NONE if entry.pipeline.marks == {"shuffled"} else entry.defence
 
 
@@ -86,10 +93,14 @@ def _named(entry: BoardEntry) -> str:
 
 
 def _printed(board: Board, row: ReportedRow, name: str) -> CellText:
-    """Never rounded by us; with the zeros at the end that JSON lost: a paper prints a column to equal decimals."""
+    """Write a figure as it was printed, with the zeros at the end that JSON lost."""
     if name not in row.metrics:
         return empty("not reported")
-    column = [other.metrics[name] for other in board.reported if other.source == row.source and name in other.metrics]
+    column = [
+        reported.metrics[name]
+        for reported in board.reported
+        if reported.source == row.source and name in reported.metrics
+    ]
     value = row.metrics[name]
     return CellText(f"{value:.{max(map(_decimals, column))}f}", value)
 

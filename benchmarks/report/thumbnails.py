@@ -14,7 +14,7 @@ QUALITY = 80
 
 
 @dataclass(frozen=True)
-class Picture:
+class Thumbnail:
     """A picture that is embedded once, as WebP in base64."""
 
     id: str
@@ -23,12 +23,12 @@ class Picture:
     content: str
 
 
-def thumbnails(paths: Iterable[Path], name: str, sides: Sequence[int] = SIDES) -> dict[Path, Picture]:
-    """By file, the largest that fit the budget; files of the same content are one picture.
+def thumbnails(paths: Iterable[Path], name: str, sides: Sequence[int] = SIDES) -> dict[Path, Thumbnail]:
+    """Map each file to the largest thumbnail that fits the budget; files of the same content are one picture.
 
     Args:
         paths: Image files.
-        name: What the ids of the pictures begin with.
+        name: Beginning of the pictures' ids.
         sides: Longest sides in pixels to try; the last is taken where none fits. Nothing is enlarged.
     """
     by_content: dict[bytes, Image.Image] = {}
@@ -42,7 +42,7 @@ def thumbnails(paths: Iterable[Path], name: str, sides: Sequence[int] = SIDES) -
         if sum(map(len, encoded.values())) <= BUDGET:
             break
     pictures = {
-        content: Picture(f"{name}-{place}", *by_content[content].size, b64encode(webp).decode())
+        content: Thumbnail(f"{name}-{place}", *by_content[content].size, b64encode(webp).decode())
         for place, (content, webp) in enumerate(encoded.items())
     }
     return {path: pictures[content] for path, content in contents.items()}
