@@ -60,9 +60,7 @@ def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[Trial], pictu
             _show(cell_axes, row, name)
         row_axes[0].text(-0.08, 0.5, row.label, transform=row_axes[0].transAxes, ha="right", va="center", fontsize=7.5)
     label_width, caption_height = LABEL_INCHES / figure.get_figwidth(), CAPTION_INCHES / figure.get_figheight()
-    figure.subplots_adjust(
-        label_width=label_width, right=0.995, top=0.995, bottom=caption_height, wspace=0.04, hspace=0.16
-    )
+    figure.subplots_adjust(left=label_width, right=0.995, top=0.995, bottom=caption_height, wspace=0.04, hspace=0.16)
     save_photographs(figure, path, dots_per_inch=DOTS_PER_INCH)
 
 
