@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedmjp.benchmarks.leaderboard.entries import BoardEntry
-from fedmjp.benchmarks.report.advice import advice
+from fedmjp.benchmarks.report.advice import write_advice
 from fedmjp.benchmarks.report.tables import Report
 from fedmjp.benchmarks.report.texts import markdown_text
 from fedmjp.settings import Setting
@@ -38,7 +38,7 @@ def entries() -> list[BoardEntry]:
 
 
 def test_it_says_what_comes_back_once_and_again_and_what_else_was_measured(entries: list[BoardEntry]) -> None:
-    once, again, instead = advice(sample_board(models=[], extra=entries))
+    once, again, instead = write_advice(sample_board(models=[], extra=entries))
     assert "mjp at mask ratio 0.27 on deit_tiny" in once
     assert "sees a picture once" in once
     assert "recovers 0 of 4 exactly" in once
@@ -52,11 +52,11 @@ def test_it_says_what_comes_back_once_and_again_and_what_else_was_measured(entri
 
 def test_an_attack_that_ends_early_is_never_said_to_be_a_protection() -> None:
     few = [entry_of(ThreatModel(uploads_per_picture=count), [12.0, 13.0, 14.0]) for count in (1, 4)]
-    once, again = advice(sample_board(models=[], extra=few))
+    once, again = write_advice(sample_board(models=[], extra=few))
     assert "recovers 0 of 3 exactly" in once
     assert again.endswith("0 of 3 after 4 uploads: where attacks end is no evidence of protection.")
     many = [entry_of(ThreatModel(uploads_per_picture=count), [52.0, 53.0, 54.0]) for count in (1, 4)]
-    once, again = advice(sample_board(models=[], extra=many))
+    once, again = write_advice(sample_board(models=[], extra=many))
     assert "recovers 3 of 3 exactly" in once
     assert again.endswith(f"3 of 3 after 4 uploads{UNPROTECTED}")
 
@@ -68,7 +68,7 @@ def test_an_attack_below_the_guess_is_said_to_have_failed() -> None:
 
     def instead(values: list[float]) -> str:
         protected = entry_of(four, values, floor="guess", defences=NOISY)
-        return advice(sample_board(models=[], extra=[*plain, guess, protected]))[2]
+        return write_advice(sample_board(models=[], extra=[*plain, guess, protected]))[2]
 
     assert "the attack failed, which proves nothing" in instead([9.0, 10.0, 11.0])
     assert "failed" not in instead([19.0, 20.0, 21.0])
@@ -82,7 +82,7 @@ def test_an_attack_that_makes_nothing_of_more_uploads_is_said_to_have_failed() -
         noisy = [
             entry_of(t, [18.0, 19.0 + gain, 20.0], defences=NOISY) for t, gain in zip(counts, (0, more), strict=True)
         ]
-        return advice(sample_board(models=[], extra=[*plain, *noisy]))[2]
+        return write_advice(sample_board(models=[], extra=[*plain, *noisy]))[2]
 
     assert "the attack makes nothing of the others, which proves nothing" in instead(0)
     assert "makes nothing" not in instead(0.5)
@@ -95,24 +95,24 @@ def test_it_stands_at_the_top_of_the_page(entries: list[BoardEntry]) -> None:
 
 
 def test_without_several_uploads_nothing_is_said(entries: list[BoardEntry]) -> None:
-    assert advice(sample_board(models=[], extra=entries[:2])) == []
-    assert advice(sample_board()) == []
+    assert write_advice(sample_board(models=[], extra=entries[:2])) == []
+    assert write_advice(sample_board()) == []
 
 
 def test_a_battery_that_tried_several_defences_speaks_of_none(entries: list[BoardEntry]) -> None:
     """None of them is what the board is about; of one defence its pipelines may be on the board."""
     board = sample_board(models=[], extra=entries)
     tried = board.model_copy(update={"about": {**board.about, "battery": "standard 8"}})
-    assert advice(tried) == advice(board) != []
+    assert write_advice(tried) == write_advice(board) != []
     others = [
         entry_of(ThreatModel(uploads_per_picture=count), [9.0, 9.5, 10.0], defences="gaussian") for count in (1, 4)
     ]
     both = sample_board(models=[], extra=[*entries, *others])
-    assert advice(both) != []
-    assert advice(both.model_copy(update={"about": {**both.about, "battery": "standard 8"}})) == []
+    assert write_advice(both) != []
+    assert write_advice(both.model_copy(update={"about": {**both.about, "battery": "standard 8"}})) == []
 
 
 def test_servers_that_change_weights_are_told_apart_from_honest_ones(entries: list[BoardEntry]) -> None:
     fishing = ThreatModel.parse({"batch_size": 8, "server": "class_fishing"})
-    *_, instead = advice(sample_board(models=[], extra=[*entries, entry_of(fishing, [91.0, 92.0, 93.0, 94.0])]))
+    *_, instead = write_advice(sample_board(models=[], extra=[*entries, entry_of(fishing, [91.0, 92.0, 93.0, 94.0])]))
     assert "batches of 8, a server that changes weights (class_fishing): 4 of 4 exactly" in instead

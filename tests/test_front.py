@@ -14,14 +14,14 @@ from fedmjp.benchmarks.leaderboard import statistics
 from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.headline import server_name
 from fedmjp.benchmarks.report import numbers
-from fedmjp.benchmarks.report.citation import citation
-from fedmjp.benchmarks.report.details import facts
-from fedmjp.benchmarks.report.front import MOST_KEY_FIGURES, NOTHING, QUESTION, answer, key_entries
-from fedmjp.benchmarks.report.matrix import Matrix, matrix
+from fedmjp.benchmarks.report.citation import read_citation
+from fedmjp.benchmarks.report.details import list_facts
+from fedmjp.benchmarks.report.front import MOST_KEY_FIGURES, NOTHING, QUESTION, answer, select_key_entries
+from fedmjp.benchmarks.report.matrix import Matrix, arrange_matrix
 from fedmjp.benchmarks.report.page import anchor, page
 from fedmjp.benchmarks.report.percent import percent
 from fedmjp.benchmarks.report.tables import Report
-from fedmjp.benchmarks.report.thumbnails import BUDGET, SIDES, thumbnails
+from fedmjp.benchmarks.report.thumbnails import BUDGET, SIDES, make_thumbnails
 from fedmjp.errors import GAVE_UP
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
@@ -66,7 +66,7 @@ def shown(table: Matrix) -> dict[str, list[str]]:
 
 
 def test_the_matrix_shows_what_the_strongest_attack_recovers_exactly_before_each_server() -> None:
-    table = matrix(board_of(SHUFFLED, AGAIN, NAIVE, KNOWING, NOISED, PLAIN))
+    table = arrange_matrix(board_of(SHUFFLED, AGAIN, NAIVE, KNOWING, NOISED, PLAIN))
     assert [server_name(server) for server in table.columns] == ["1 upload", "4 uploads", "1 upload (batch of 8)"]
     assert shown(table) == {
         "no defence": ["100 %", "", ""],
@@ -81,7 +81,7 @@ def test_the_matrix_shows_what_the_strongest_attack_recovers_exactly_before_each
 
 def test_cells_are_of_all_attacks_of_a_board() -> None:
     board = sample_board(models=["deit_small"], extra=[nasty_entry()])
-    for row in matrix(board).rows:
+    for row in arrange_matrix(board).rows:
         for cell in row.measured:
             rivals = [
                 one for one in board.entries if one.role == "attack" and one.n and one.setting is not Setting.B
@@ -140,21 +140,21 @@ def test_an_interval_ends_at_all_only_where_all_came_back(recovered: int, of: in
     ],
 )
 def test_the_answer_is_one_sentence(entries: tuple[BoardEntry, ...], sentence: str) -> None:
-    assert answer(matrix(board_of(*entries))) == sentence
+    assert answer(arrange_matrix(board_of(*entries))) == sentence
     assert sentence.replace("'", "&#39;") in page(Report(board_of(*entries)), None, {}, [])
 
 
 def test_key_figures_are_those_behind_the_answer() -> None:
     board = board_of(PLAIN, NAIVE, KNOWING, AGAIN)
-    assert key_entries(matrix(board)) == [KNOWING, AGAIN]
+    assert select_key_entries(arrange_matrix(board)) == [KNOWING, AGAIN]
     ratios = [entry_of(ONCE, [30.0 - place], defences=f"mjp:mask_ratio=0.{place}") for place in range(1, 10)]
     other = entry_of(ONCE, [99.0], model="vit", defences="mjp:mask_ratio=0.9")
     many = board_of(*ratios, PLAIN, other)
-    entries = key_entries(matrix(many))
+    entries = select_key_entries(arrange_matrix(many))
     assert entries[:2] == [PLAIN, ratios[2]], "what the answer is about, at 0.3"
     assert len(entries) == MOST_KEY_FIGURES
     several = board_of(PLAIN, NAIVE, AGAIN, SIGNED, CLIPPED, ROUNDED)
-    assert key_entries(matrix(several)) == [SIGNED, CLIPPED, ROUNDED, AGAIN]
+    assert select_key_entries(arrange_matrix(several)) == [SIGNED, CLIPPED, ROUNDED, AGAIN]
 
 
 def test_a_board_without_a_question_asks_one() -> None:
@@ -189,18 +189,18 @@ def test_only_our_style_and_script_are_allowed() -> None:
 
 def test_facts_of_all_entries_are_said_once() -> None:
     board = sample_board(models=["deit_small"])
-    by_id, shared = facts(board)
+    by_id, shared = list_facts(board)
     assert ("Campaign", "sample") in shared
     assert ("SHA-256 of the configuration", "c" * 64) in shared
     assert not any(fact in shared for own in by_id.values() for fact in own)
     entry = board.entries[0]
     assert ("Entry", entry.id) in by_id[entry.id]
-    assert facts(board_of(PLAIN))[1] == [], "of one entry, all facts are its own"
+    assert list_facts(board_of(PLAIN))[1] == [], "of one entry, all facts are its own"
 
 
 def test_it_is_said_who_is_cited_for_what() -> None:
     board = sample_board(models=["deit_small"])
-    found = citation(board)
+    found = read_citation(board)
     assert (found.version, found.commit, found.date, found.licence) == (
         "0.1.0",
         "0123456789",
@@ -210,7 +210,7 @@ def test_it_is_said_who_is_cited_for_what() -> None:
     assert found.bibtex in README.read_text(encoding="utf-8")
     foreign = board.entries[0].provenance.model_copy(update={"environments": ({"versions": "old"},), "last": None})
     bare = board_of(PLAIN.model_copy(update={"provenance": foreign}))
-    assert citation(bare).commit == citation(bare).date == ""
+    assert read_citation(bare).commit == read_citation(bare).date == ""
 
 
 def test_thumbnails_fit_a_budget_and_show_the_picture(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_thumbnails_fit_a_budget_and_show_the_picture(tmp_path: Path) -> None:
         Image.fromarray(coarse.repeat(32, 0).repeat(32, 1)).save(paths[-1])
     small = tmp_path / "small.png"
     Image.new("RGB", (8, 8), "red").save(small)
-    made = thumbnails([*paths, small], "picture")
+    made = make_thumbnails([*paths, small], "picture")
     contents = [base64.b64decode(one.content) for one in made.values()]
     assert sum(map(len, contents)) <= BUDGET
     with Image.open(io.BytesIO(contents[0])) as image, Image.open(paths[0]) as whole:

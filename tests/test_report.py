@@ -22,12 +22,12 @@ from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, Difference,
 from fedmjp.benchmarks.leaderboard.headline import headline
 from fedmjp.benchmarks.leaderboard.standings import rank_models, strongest
 from fedmjp.benchmarks.report import numbers
-from fedmjp.benchmarks.report.drawing import COLOURS, UNDEFENDED_COLOUR, styles
-from fedmjp.benchmarks.report.findings import LINES, NAIVE, findings
+from fedmjp.benchmarks.report.drawing import COLOURS, UNDEFENDED_COLOUR, assign_styles
+from fedmjp.benchmarks.report.findings import LINES, NAIVE, list_findings
 from fedmjp.benchmarks.report.page import Gallery, KeptPicture, page
-from fedmjp.benchmarks.report.plots import inline, plots, standalone
+from fedmjp.benchmarks.report.plots import embed_svg, plots, write_svg
 from fedmjp.benchmarks.report.publish import FORMATS, publish
-from fedmjp.benchmarks.report.reported import nearest_of_ours, reported_table
+from fedmjp.benchmarks.report.reported import find_nearest, reported_table
 from fedmjp.benchmarks.report.tables import CHANGED, Report, Section
 from fedmjp.benchmarks.report.terminal import PRINTED, print_table
 from fedmjp.benchmarks.report.texts import csv_text, escape_latex, latex_text, markdown_text
@@ -62,7 +62,7 @@ def test_files_are_whole_or_as_they_were(board: Board, tmp_path: Path, monkeypat
 
 
 def test_the_same_board_gives_the_same_bytes(board: Board, folder: Path) -> None:
-    again = {plot.name: standalone(plot) for plot in plots(board)}
+    again = {plot.name: write_svg(plot) for plot in plots(board)}
     assert again == {path.stem: path.read_text() for path in (folder / "plots").iterdir()}
     text = page(Report(board), None, again, plots(board))
     assert text == (folder / "leaderboard.html").read_text()
@@ -258,11 +258,11 @@ def test_clients_that_degrade_updates_stand_in_the_section_of_their_server() -> 
 
 def test_any_number_of_defences_is_drawn_each_in_its_own_style() -> None:
     board = noised_board()
-    drawn = styles(board)
+    drawn = assign_styles(board)
     assert next(iter(drawn)) == "none"
     assert set(drawn) == {entry.defence for entry in board.entries}
     assert len({(style.colour, style.line) for style in drawn.values()}) == len(drawn) > 2 * len(COLOURS)
-    assert drawn["none"] == styles(sample_board())["none"]
+    assert drawn["none"] == assign_styles(sample_board())["none"]
     assert [plot.name for plot in plots(board)] == ["threat-1-leakage-1", "threat-1-utility"]
 
 
@@ -314,7 +314,7 @@ def verdict_in(board: Board, entry: BoardEntry) -> str:
 
 def test_findings_name_naive_attacks_only_where_all_are(board: Board) -> None:
     knows = [one.model_copy(update={"adapted": one.defence == "mjp"}) for one in board.standings]
-    lines = findings(board, knows)
+    lines = list_findings(board, knows)
     assert {line.split()[0]: line.endswith(NAIVE) for line in lines} == {"jigsaw": True, "mjp": False}
 
 
@@ -325,7 +325,7 @@ def test_findings_of_a_defence_that_no_attack_applies_to_say_so(board: Board) ->
     standing = next(
         one for one in mjp if (one.setting, one.mask_ratio) == (entry.setting, entry.mask_ratio)
     ).model_copy(update={"strongest": entry.attack, "verdict": "refused", "attacks": 0})
-    (line,) = findings(board, [standing])
+    (line,) = list_findings(board, [standing])
     assert line.endswith(f": no attack applies in {entry.setting}")
 
 
@@ -348,7 +348,7 @@ def test_reported_figures_stand_beside_ours_as_they_were_printed(board: Board) -
     assert ours["MSE"] == "0.0350", "its column has four digits"
     assert ours["nearest of ours"].startswith("deit_small, mjp at mask ratio 0.1, patch_embedding")
     assert none["nearest of ours"] == ""
-    nearest = nearest_of_ours(board, board.reported[0])
+    nearest = find_nearest(board, board.reported[0])
     assert nearest is not None
     assert nearest.setting == board.reported[0].setting
 
@@ -358,8 +358,8 @@ def test_the_attack_of_breaching_is_nearest_to_a_paper_that_ran_it(board: Board)
     ours = weaker.model_copy(update={"id": "ours", "attack": "april_min_norm"})
     more = board.model_copy(update={"entries": (*board.entries, ours)})
     named = board.reported[0].model_copy(update={"attack": "APRIL analytic attack (breaching)"})
-    assert nearest_of_ours(more, named) == ours, "although patch_embedding reveals more"
-    assert nearest_of_ours(board, named) == nearest_of_ours(board, board.reported[0])
+    assert find_nearest(more, named) == ours, "although patch_embedding reveals more"
+    assert find_nearest(board, named) == find_nearest(board, board.reported[0])
 
 
 def test_markdown_tables_have_as_many_cells_as_headings(board: Board) -> None:
@@ -427,7 +427,7 @@ def test_plots_have_titles_their_own_ids_and_no_black(board: Board) -> None:
     found = plots(board)
     assert len({plot.name for plot in found}) == len(found)
     for plot in found:
-        element = ET.fromstring(inline(plot, standalone(plot)).replace("xlink:href", "href"))
+        element = ET.fromstring(embed_svg(plot, write_svg(plot)).replace("xlink:href", "href"))
         assert plot.caption in str(element[0].text)
         ids = [each.get("id") for each in element.iter() if each.get("id")]
         assert len(ids) == len(set(ids))
@@ -440,10 +440,10 @@ def test_plots_have_titles_their_own_ids_and_no_black(board: Board) -> None:
 def test_a_page_writes_in_a_plot_what_its_file_writes(board: Board) -> None:
     written = []
     for plot in plots(board):
-        content = standalone(plot)
+        content = write_svg(plot)
         texts = [
             [each.text for each in ET.fromstring(drawn).iter() if each.tag.endswith("text")]
-            for drawn in (content, inline(plot, content).replace("xlink:href", "href"))
+            for drawn in (content, embed_svg(plot, content).replace("xlink:href", "href"))
         ]
         assert texts[0] == texts[1]
         written += texts[0]

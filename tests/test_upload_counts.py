@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, Standing
-from fedmjp.benchmarks.report.curves import upload_counts
+from fedmjp.benchmarks.report.curves import plot_upload_counts
 from fedmjp.benchmarks.report.plots import plots
 from fedmjp.settings import Setting
 from fedmjp.threat import ThreatModel
@@ -46,7 +46,7 @@ def entries() -> list[BoardEntry]:
 
 
 def test_a_line_per_ratio_shows_the_median_over_pictures(entries: list[BoardEntry]) -> None:
-    (plot,) = upload_counts(board_of(entries))
+    (plot,) = plot_upload_counts(board_of(entries))
     axes = plot.figure.axes[0]
     lines = [line for line in axes.lines if len(line.get_xdata()) == len(COUNTS)]
     assert len(lines) == len(RATIOS)
@@ -65,7 +65,7 @@ def test_other_settings_and_undefended_models_are_left_out(entries: list[BoardEn
     others = [each.model_copy(update={"setting": Setting.B, "id": f"b{each.id}"}) for each in entries]
     undefended = [each.model_copy(update={"defences": (), "defence": "none", "id": f"n{each.id}"}) for each in entries]
     unshuffled = [entry_of(count, 0.5, [9.0] * 5, defences="mjp:shuffle=False", setting=Setting.A) for count in COUNTS]
-    assert upload_counts(board_of([*others, *undefended, *unshuffled])) == []
+    assert plot_upload_counts(board_of([*others, *undefended, *unshuffled])) == []
 
 
 def test_defences_that_shuffle_nothing_have_a_figure_of_their_own(entries: list[BoardEntry]) -> None:
@@ -73,15 +73,15 @@ def test_defences_that_shuffle_nothing_have_a_figure_of_their_own(entries: list[
         entry_of(count, 0, [5.0 * count] * 5, defences="gaussian", setting=Setting.A, id=f"g{count}")
         for count in COUNTS
     ]
-    first, second = upload_counts(board_of([*entries, *noised]))
+    first, second = plot_upload_counts(board_of([*entries, *noised]))
     assert ("with mjp, against" in first.caption, "with gaussian, against" in second.caption) == (True, True)
 
 
 def test_two_numbers_of_uploads_make_no_line(entries: list[BoardEntry]) -> None:
-    assert upload_counts(board_of([each for each in entries if each.threat.uploads_per_picture < 4])) == []
+    assert plot_upload_counts(board_of([each for each in entries if each.threat.uploads_per_picture < 4])) == []
 
 
 def test_a_line_is_of_one_attack(entries: list[BoardEntry]) -> None:
     once = [entry_of(1, ratio, [99.0] * 5, attack="mjp_span", id=f"span-{ratio}") for ratio in RATIOS]
-    (plot,) = upload_counts(board_of([*once, *entries]))
+    (plot,) = plot_upload_counts(board_of([*once, *entries]))
     assert max(max(line.get_ydata()) for line in plot.figure.axes[0].lines if len(line.get_xdata()) == 3) < 60

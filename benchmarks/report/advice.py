@@ -7,7 +7,7 @@ from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.headline import crops_title, exactly, headline, pictures, recovery
 from fedmjp.benchmarks.leaderboard.listing import grouped, listed
 from fedmjp.benchmarks.report import numbers
-from fedmjp.benchmarks.report.findings import deployed
+from fedmjp.benchmarks.report.findings import is_deployed
 from fedmjp.benchmarks.report.legend import update_title
 from fedmjp.metrics import EXACT
 from fedmjp.threat import ThreatModel
@@ -18,7 +18,7 @@ _system = attrgetter("model", "weights", "protocol")
 _cell = attrgetter("model", "weights", "protocol", "defences", "setting", "threat", "origin")
 
 
-def advice(board: Board) -> list[str]:
+def write_advice(board: Board) -> list[str]:
     """Write three sentences about a defence, out of the board's figures.
 
     They are about the shortest pipeline that meets a server with several uploads of a picture, on the first such model,
@@ -132,7 +132,7 @@ def _by_uploads(board: Board, entries: Sequence[BoardEntry]) -> str:
 def _is_evidence(entry: BoardEntry) -> bool:
     """Tell whether an attack of ours knows the defences, on what somebody would deploy."""
     is_adapted = entry.role == "attack" and entry.adapted and entry.origin == "reproduced"
-    return is_adapted and entry.n > 0 and deployed(entry)
+    return is_adapted and entry.n > 0 and is_deployed(entry)
 
 
 def _is_plain(entry: BoardEntry) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from importlib.metadata import metadata
 
 from fedmjp.benchmarks.leaderboard.entries import Board
-from fedmjp.benchmarks.report.details import environments_of
+from fedmjp.benchmarks.report.details import list_environments
 
 AUTHORS = "The fedmjp maintainers"
 NAME = "fedmjp: a federated-learning privacy benchmark"
@@ -36,7 +36,7 @@ class Citation:
         return f"@software{{fedmjp,\n{lines}\n}}"
 
 
-def citation(board: Board) -> Citation:
+def read_citation(board: Board) -> Citation:
     """Read who made a board, when and with what, from what was recorded with the trials.
 
     Args:
@@ -45,7 +45,7 @@ def citation(board: Board) -> Citation:
     Returns:
         The installed version where none is recorded.
     """
-    environments = environments_of(board)
+    environments = list_environments(board)
     versions = (environment.get("versions") for environment in environments)
     revisions = (environment.get("revision") for environment in environments)
     releases = [packages.get("fedmjp") for packages in versions if isinstance(packages, dict)]

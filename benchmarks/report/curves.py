@@ -18,18 +18,18 @@ from fedmjp.benchmarks.report.drawing import (
     NARROW_INCHES,
     Plot,
     Scale,
-    by_model,
-    defence_handles,
-    floors,
-    judging,
+    compute_quartiles,
+    draw_panels,
+    group_by_model,
     legend,
-    name_of,
-    panels,
+    make_handles,
+    measure_floors,
+    name_system,
     plain,
-    quartiles_of,
-    styles_of,
+    select_strongest,
+    select_styles,
 )
-from fedmjp.benchmarks.report.findings import deployed
+from fedmjp.benchmarks.report.findings import is_deployed
 from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
 
@@ -41,7 +41,7 @@ SHADES = (0.1, 0.85)  # of the colour map, dark and light enough to be told apar
 FEWEST = 3  # numbers of uploads that make a line
 
 
-def mask_ratios(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
+def plot_mask_ratios(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
     """Plot the strongest attack on each defence against the mask ratio.
 
     Args:
@@ -60,11 +60,11 @@ def mask_ratios(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
         Plot(
             f"{prefix}-mask-ratio-{place}",
             server,
-            f"Leakage against mask ratio, {name_of(entries[0])}",
-            f"Leakage of {name_of(entries[0])} {caption}",
+            f"Leakage against mask ratio, {name_system(entries[0])}",
+            f"Leakage of {name_system(entries[0])} {caption}",
             _mask_ratio_figure(board, server, entries),
         )
-        for place, entries in enumerate(by_model(judging(board, server)), start=1)
+        for place, entries in enumerate(group_by_model(select_strongest(board, server)), start=1)
         if any(len({entry.mask_ratio for entry in line}) > 1 for line in _lines(entries).values())
     ]
 
@@ -77,17 +77,17 @@ def _lines(entries: Sequence[BoardEntry]) -> dict[tuple[str, str], list[BoardEnt
 
 def _mask_ratio_figure(board: Board, server: ThreatModel, entries: Sequence[BoardEntry]) -> Figure:
     system = (server, entries[0].model, entries[0].protocol)
-    guesses = floors(entry for entry in board.entries if (entry.server, entry.model, entry.protocol) == system)
-    scale = Scale("y", board.recognisable_at, [end for entry in entries for end in quartiles_of(entry)], guesses)
+    guesses = measure_floors(entry for entry in board.entries if (entry.server, entry.model, entry.protocol) == system)
+    scale = Scale("y", board.recognisable_at, [end for entry in entries for end in compute_quartiles(entry)], guesses)
     lines = _lines(entries)
-    drawn = styles_of(board, entries)
+    drawn = select_styles(board, entries)
 
     def draw(axes: Axes, setting: str) -> None:
         for place, (defence, style) in enumerate(drawn.items()):
             line = lines.get((defence, setting))
             if line:
                 shift = min(DODGE, WIDEST / len(drawn)) * (place - (len(drawn) - 1) / 2)
-                low, middle, high = np.array([quartiles_of(entry) for entry in line]).T
+                low, middle, high = np.array([compute_quartiles(entry) for entry in line]).T
                 axes.errorbar(
                     [entry.mask_ratio + shift for entry in line],
                     middle,
@@ -101,12 +101,12 @@ def _mask_ratio_figure(board: Board, server: ThreatModel, entries: Sequence[Boar
                     capsize=2.5,
                 )
 
-    figure = panels([str(entry.setting) for entry in entries], scale, draw, height=3.2, against="mask ratio")
-    legend(figure, scale, defence_handles(drawn))
+    figure = draw_panels([str(entry.setting) for entry in entries], scale, draw, height=3.2, against="mask ratio")
+    legend(figure, scale, make_handles(drawn))
     return figure
 
 
-def trade_off(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
+def plot_trade_off(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
     """Plot what the strongest attack recovers against the accuracy of the model.
 
     Args:
@@ -117,19 +117,19 @@ def trade_off(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
     Returns:
         One plot of all models whose accuracy is known; none where there is no such model.
     """
-    judged = [(entry, entry.utility.top1) for entry in judging(board, server) if entry.utility]
+    judged = [(entry, entry.utility.top1) for entry in select_strongest(board, server) if entry.utility]
     if not judged:
         return []
     entries = [entry for entry, _ in judged]
-    scale = Scale("y", board.recognisable_at, [end for entry in entries for end in quartiles_of(entry)], {})
+    scale = Scale("y", board.recognisable_at, [end for entry in entries for end in compute_quartiles(entry)], {})
     markers = dict(zip(dict.fromkeys(entry.model for entry in entries), cycle(MODEL_MARKERS), strict=False))
-    drawn = styles_of(board, entries)
+    drawn = select_styles(board, entries)
 
     def draw(axes: Axes, setting: str) -> None:
         for entry, top1 in judged:
             if entry.setting == setting:
                 style = drawn[entry.defence]
-                low, middle, high = quartiles_of(entry)
+                low, middle, high = compute_quartiles(entry)
                 axes.plot([top1, top1], [low, high], color=style.colour, linestyle=style.line, linewidth=1)
                 axes.plot(
                     [top1],
@@ -142,12 +142,14 @@ def trade_off(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
                 )
         axes.margins(x=0.12)
 
-    figure = panels([str(entry.setting) for entry in entries], scale, draw, height=3.3, against="top-1 accuracy in %")
+    figure = draw_panels(
+        [str(entry.setting) for entry in entries], scale, draw, height=3.3, against="top-1 accuracy in %"
+    )
     shapes = [
         Line2D([], [], color="black", linestyle="", marker=marker, fillstyle="none", label=plain(model))
         for model, marker in markers.items()
     ]
-    legend(figure, scale, defence_handles(drawn), shapes)
+    legend(figure, scale, make_handles(drawn), shapes)
     caption = (
         "Leakage of the strongest attack (median and middle half of the pictures) against top-1 accuracy; low and "
         f"right is best. A larger marker is a higher mask ratio. {CEILING_NOTE}"
@@ -155,7 +157,7 @@ def trade_off(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
     return [Plot(f"{prefix}-utility", server, "Leakage against accuracy", caption, figure)]
 
 
-def upload_counts(board: Board) -> list[Plot]:
+def plot_upload_counts(board: Board) -> list[Plot]:
     """Plot the leakage against the number of uploads per picture.
 
     Args:
@@ -167,17 +169,17 @@ def upload_counts(board: Board) -> list[Plot]:
     attacks = [
         entry
         for entry in board.entries
-        if deployed(entry) and (entry.role, entry.origin) == ("attack", "reproduced") and entry.n
+        if is_deployed(entry) and (entry.role, entry.origin) == ("attack", "reproduced") and entry.n
     ]
     once = {"uploads_per_picture": 1}
     systems = grouped(attacks, lambda entry: (entry.server.model_copy(update=once), entry.defence))
-    lines = [_one_attack(entries) for members in systems.values() for entries in by_model(members)]
+    lines = [_one_attack(entries) for members in systems.values() for entries in group_by_model(members)]
     return [
         Plot(
             f"uploads-per-picture-{place}",
             None,
-            f"Leakage against uploads per picture, {name_of(entries[0])}, {entries[0].defence}",
-            f"What {entries[0].attack} recovers of the picture itself on {name_of(entries[0])} with "
+            f"Leakage against uploads per picture, {name_system(entries[0])}, {entries[0].defence}",
+            f"What {entries[0].attack} recovers of the picture itself on {name_system(entries[0])} with "
             f"{entries[0].defence}, against the number of uploads of it that the server has seen, each with masks and "
             "noise of its own: median over pictures, and the middle half of them as a band. The dotted line is the "
             f"grey guess. {CEILING_NOTE}",
@@ -191,7 +193,10 @@ def _one_attack(entries: Sequence[BoardEntry]) -> list[BoardEntry]:
     """Select the entries of the attack with most numbers of uploads, of these the strongest."""
     return max(
         grouped(entries, lambda entry: entry.attack).values(),
-        key=lambda members: (len(_counts(members)), sum(quartiles_of(entry)[1] for entry in members) / len(members)),
+        key=lambda members: (
+            len(_counts(members)),
+            sum(compute_quartiles(entry)[1] for entry in members) / len(members),
+        ),
     )
 
 
@@ -203,7 +208,7 @@ def _upload_count_figure(board: Board, entries: Sequence[BoardEntry]) -> Figure:
     colours = mpl.colormaps["viridis"](np.linspace(*SHADES, len(by_ratio)))
     handles = []
     for (ratio, line), colour, marker in zip(by_ratio.items(), colours, cycle(RATIO_MARKERS), strict=False):
-        low, middle, high = np.array([quartiles_of(entry) for entry in line]).T
+        low, middle, high = np.array([compute_quartiles(entry) for entry in line]).T
         counts = [_uploads(entry) for entry in line]
         style = {"color": colour, "marker": marker, "markersize": 4.5}
         axes.fill_between(counts, low, high, color=colour, alpha=0.2, linewidth=0)
@@ -211,12 +216,12 @@ def _upload_count_figure(board: Board, entries: Sequence[BoardEntry]) -> Figure:
         label = f"mask ratio {ratio:g}" if ratio else entries[0].defence
         handles.append(Line2D([], [], **style, label=label))
     same = (entries[0].model, entries[0].weights, Picture.CLEAN)
-    guesses = floors(
+    guesses = measure_floors(
         entry for entry in board.entries if (entry.model, entry.weights, entry.setting.compared_with) == same
     )
     for guess in guesses.values():
         axes.axhline(guess, **DOTTED)
-    values = [value for entry in entries for value in quartiles_of(entry)]
+    values = [value for entry in entries for value in compute_quartiles(entry)]
     scale = Scale("y", board.recognisable_at, values, guesses)
     scale.draw(axes, setting="")
     axes.set(xticks=_counts(entries), xlabel="uploads of the picture", ylabel=LEAKAGE_LABEL)

@@ -12,7 +12,7 @@ from fedmjp.benchmarks.report import numbers
 Facts = list[tuple[str, str]]
 
 
-def facts(board: Board) -> tuple[dict[str, Facts], Facts]:
+def list_facts(board: Board) -> tuple[dict[str, Facts], Facts]:
     """List what the page says of entries beyond the tables.
 
     Args:
@@ -21,14 +21,14 @@ def facts(board: Board) -> tuple[dict[str, Facts], Facts]:
     Returns:
         The facts about each entry alone, by its id, and the facts that hold for all entries.
     """
-    environments = environments_of(board)
+    environments = list_environments(board)
     by_id = {entry.id: [*_facts(entry), *_provenance(entry, environments)] for entry in board.entries}
     common = set.intersection(*map(set, by_id.values())) if len(by_id) > 1 else set()
     shared = [fact for fact in next(iter(by_id.values()), []) if fact in common]
     return {name: [fact for fact in entry_facts if fact not in common] for name, entry_facts in by_id.items()}, shared
 
 
-def environments_of(board: Board) -> list[dict[str, Any]]:
+def list_environments(board: Board) -> list[dict[str, Any]]:
     """List the environments that trials were run with, each once.
 
     Args:
@@ -106,16 +106,16 @@ def _provenance(entry: BoardEntry, environments: Sequence[Mapping[str, Any]]) ->
     yield "Entry", entry.id
 
 
-def words(content: Any) -> str:
+def write_words(content: Any) -> str:
     """Write whatever was recorded of an environment in words.
 
     Args:
         content: Nested values; a third party's need not look like ours.
     """
     if isinstance(content, Mapping):
-        return ", ".join(f"{name}: {words(value)}" for name, value in content.items())
+        return ", ".join(f"{name}: {write_words(value)}" for name, value in content.items())
     if isinstance(content, (list, tuple)):
-        return ", ".join(map(words, content)) or "none"
+        return ", ".join(map(write_words, content)) or "none"
     if content is None:
         return "unknown"
     return ("yes" if content else "no") if isinstance(content, bool) else str(content)

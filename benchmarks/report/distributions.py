@@ -16,15 +16,15 @@ from fedmjp.benchmarks.report.drawing import (
     Plot,
     Scale,
     Style,
-    by_model,
-    capped,
-    defence_handles,
-    floors,
+    cap_leakage,
+    draw_panels,
+    group_by_model,
     legend,
-    name_of,
-    panels,
+    make_handles,
+    measure_floors,
+    name_system,
     plain,
-    styles_of,
+    select_styles,
 )
 from fedmjp.benchmarks.report.legend import name_defence
 from fedmjp.threat import ThreatModel
@@ -45,7 +45,7 @@ class _Label(NamedTuple):
     attack: str | None
 
 
-def distributions(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
+def plot_distributions(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
     """Plot the leakage of each picture: one figure per model, a row per attack and defence, a column per setting.
 
     Args:
@@ -63,24 +63,24 @@ def distributions(board: Board, server: ThreatModel, prefix: str) -> list[Plot]:
         Plot(
             f"{prefix}-leakage-{place}",
             server,
-            f"Leakage per picture, {name_of(entries[0])}",
-            f"Leakage per picture of {name_of(entries[0])}. {caption}",
+            f"Leakage per picture, {name_system(entries[0])}",
+            f"Leakage per picture of {name_system(entries[0])}. {caption}",
             _figure(board, entries),
         )
-        for place, entries in enumerate(by_model(scored), start=1)
+        for place, entries in enumerate(group_by_model(scored), start=1)
         if any(entry.role == "attack" for entry in entries)
     ]
 
 
 def _figure(board: Board, entries: Sequence[BoardEntry]) -> Figure:
     ranked = [entry for entry in entries if entry.role == "attack"]
-    drawn = styles_of(board, ranked)
+    drawn = select_styles(board, ranked)
     labels = _labels(ranked, list(drawn))
     attacks = [entry for entry in ranked if _label(entry) in labels]
     bounds = [entry for entry in entries if entry.role == "bound"]
     values = [value for entry in attacks for value in entry.scores[LEAKAGE].values()]
     values += [entry.metrics[LEAKAGE].median for entry in bounds]
-    scale = Scale("x", board.recognisable_at, values, floors(entries))
+    scale = Scale("x", board.recognisable_at, values, measure_floors(entries))
 
     def draw(axes: Axes, setting: str) -> None:
         for entry in attacks:
@@ -91,7 +91,7 @@ def _figure(board: Board, entries: Sequence[BoardEntry]) -> Figure:
                 _bound(axes, entry, labels)
 
     settings = [str(entry.setting) for entry in attacks]
-    figure = panels(settings, scale, draw, height=1.2 + ROW_INCHES * len(labels), against="")
+    figure = draw_panels(settings, scale, draw, height=1.2 + ROW_INCHES * len(labels), against="")
     for axes in figure.axes:
         for place, label in enumerate(labels):
             if place and label.attack is None:
@@ -103,7 +103,7 @@ def _figure(board: Board, entries: Sequence[BoardEntry]) -> Figure:
     for label, tick in zip(labels, first.get_yticklabels(), strict=True):
         tick.set_fontweight("bold" if label.attack is None else "normal")
     first.set_ylim(len(labels) - 0.4, -0.6)
-    legend(figure, scale, [*defence_handles(drawn), *([BOUND] if bounds else [])])
+    legend(figure, scale, [*make_handles(drawn), *([BOUND] if bounds else [])])
     return figure
 
 
@@ -131,14 +131,14 @@ def _labels(attacks: Sequence[BoardEntry], defences: Sequence[str]) -> list[_Lab
 
 def _dots(axes: Axes, place: int, entry: BoardEntry, style: Style) -> None:
     """Draw strokes without length under round caps, as one line, which is one element of the picture."""
-    ordered = sorted(map(capped, entry.scores[LEAKAGE].values()))
+    ordered = sorted(map(cap_leakage, entry.scores[LEAKAGE].values()))
     count = min(DOTS, len(ordered))
     values = [ordered[round(k * (len(ordered) - 1) / max(1, count - 1))] for k in range(count)]
     heights = [place + SPREAD * ((k * GOLDEN) % 1 - 0.5) for k in range(count)]
     across = [x for value in values for x in (value, value, float("nan"))]
     upwards = [y for height in heights for y in (height, height, float("nan"))]
     axes.plot(across, upwards, color=style.colour, linewidth=3.2, alpha=0.6, solid_capstyle="round")
-    median = capped(entry.metrics[LEAKAGE].median)
+    median = cap_leakage(entry.metrics[LEAKAGE].median)
     axes.plot([median, median], [place - 0.38, place + 0.38], color=style.colour, linewidth=2.2, solid_capstyle="butt")
 
 
@@ -146,6 +146,6 @@ def _bound(axes: Axes, entry: BoardEntry, labels: Sequence[_Label]) -> None:
     """Draw a bound across the rows of its defence."""
     rows = [place for place, label in enumerate(labels) if label[:2] == _label(entry)[:2]]
     if rows:
-        median = capped(entry.metrics[LEAKAGE].median)
+        median = cap_leakage(entry.metrics[LEAKAGE].median)
         ends = [rows[0] + 0.58, rows[-1] + 0.42]
         axes.plot([median, median], ends, color=REFERENCE, linewidth=2.5, solid_capstyle="butt", zorder=1.5)

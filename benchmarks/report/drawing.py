@@ -76,7 +76,7 @@ class Style(NamedTuple):
     marker: str
 
 
-def styles(board: Board) -> dict[str, Style]:
+def assign_styles(board: Board) -> dict[str, Style]:
     """Assign a style to every defence, in the order in which they first appear; no defence comes first.
 
     Args:
@@ -93,7 +93,7 @@ def styles(board: Board) -> dict[str, Style]:
     return by_label
 
 
-def judging(board: Board, server: ThreatModel) -> list[BoardEntry]:
+def select_strongest(board: Board, server: ThreatModel) -> list[BoardEntry]:
     """Select the strongest attack on each model with its defences, per setting, where it has a score.
 
     Args:
@@ -104,7 +104,7 @@ def judging(board: Board, server: ThreatModel) -> list[BoardEntry]:
     return [entry for entry in entries if entry.n]
 
 
-def by_model(entries: Iterable[BoardEntry]) -> list[list[BoardEntry]]:
+def group_by_model(entries: Iterable[BoardEntry]) -> list[list[BoardEntry]]:
     """Group entries by model, weights and protocol.
 
     Args:
@@ -113,7 +113,7 @@ def by_model(entries: Iterable[BoardEntry]) -> list[list[BoardEntry]]:
     return list(grouped(entries, lambda entry: (entry.model, entry.weights, entry.protocol)).values())
 
 
-def name_of(entry: BoardEntry) -> str:
+def name_system(entry: BoardEntry) -> str:
     """Name the model, weights and protocol of an entry.
 
     Args:
@@ -122,7 +122,7 @@ def name_of(entry: BoardEntry) -> str:
     return f"{entry.model} ({numbers.weights(entry.weights)}, scored as {entry.protocol})"
 
 
-def floors(entries: Iterable[BoardEntry]) -> dict[str, float]:
+def measure_floors(entries: Iterable[BoardEntry]) -> dict[str, float]:
     """Map each setting to the median leakage of the grey guess.
 
     Args:
@@ -141,7 +141,7 @@ def plain(text: str) -> str:
     return shortened.replace("$", r"\$")
 
 
-def capped(value: float) -> float:
+def cap_leakage(value: float) -> float:
     """Cap a leakage at the ceiling of the plots.
 
     Args:
@@ -150,7 +150,7 @@ def capped(value: float) -> float:
     return min(value, CEILING)
 
 
-def quartiles_of(entry: BoardEntry) -> list[float]:
+def compute_quartiles(entry: BoardEntry) -> list[float]:
     """Compute the median and the ends of the middle half of the pictures, as they are drawn.
 
     Args:
@@ -159,7 +159,7 @@ def quartiles_of(entry: BoardEntry) -> list[float]:
     Returns:
         Lower quartile, median and upper quartile, in dB.
     """
-    values = [capped(value) for value in entry.scores[LEAKAGE].values()]
+    values = [cap_leakage(value) for value in entry.scores[LEAKAGE].values()]
     return list(map(float, np.quantile(values, QUARTILES)))
 
 
@@ -183,7 +183,7 @@ class Scale:
         across(self.recognisable_at, **DASHED)
         if setting in self.guesses:
             across(self.guesses[setting], **DOTTED)
-        values = [capped(value) for value in (*self.values, *self.guesses.values(), self.recognisable_at)]
+        values = [cap_leakage(value) for value in (*self.values, *self.guesses.values(), self.recognisable_at)]
         low, high = 10 * (min(values) // 10), min(CEILING, 10 * (max(values) // 10 + 1))
         low = min(low, high - 10)
         step = 20 if self.axis == "x" and high - low > SPARSE else 10
@@ -199,7 +199,7 @@ class Scale:
         axes.set(**{f"{self.axis}{name}": value for name, value in properties.items()})
 
 
-def panels(
+def draw_panels(
     settings: Iterable[str], scale: Scale, draw: Callable[[Axes, str], None], *, height: float, against: str
 ) -> Figure:
     """Draw a row of axes with the same scales, one per setting.
@@ -222,7 +222,7 @@ def panels(
     return figure
 
 
-def styles_of(board: Board, entries: Sequence[BoardEntry]) -> dict[str, Style]:
+def select_styles(board: Board, entries: Sequence[BoardEntry]) -> dict[str, Style]:
     """Select the board's styles that the entries need.
 
     Args:
@@ -230,10 +230,10 @@ def styles_of(board: Board, entries: Sequence[BoardEntry]) -> dict[str, Style]:
         entries: Some of its entries.
     """
     present = {entry.defence for entry in entries}
-    return {label: style for label, style in styles(board).items() if label in present}
+    return {label: style for label, style in assign_styles(board).items() if label in present}
 
 
-def defence_handles(drawn: Mapping[str, Style]) -> list[Line2D]:
+def make_handles(drawn: Mapping[str, Style]) -> list[Line2D]:
     """Make the legend's handles for the defences.
 
     Args:

@@ -17,7 +17,7 @@ NAIVE = "no attack that knows the defence was run"
 _SYSTEM = attrgetter("model", "weights", "defence", "mask_ratio", "protocol", "origin")
 
 
-def findings(board: Board, standings: Sequence[Standing]) -> list[str]:
+def list_findings(board: Board, standings: Sequence[Standing]) -> list[str]:
     """Write what the strongest attack recovers, a line per defended model, the worst first.
 
     Args:
@@ -34,7 +34,7 @@ def findings(board: Board, standings: Sequence[Standing]) -> list[str]:
     return [_line(board, pairs) for pairs in worst_first[:LINES]] + ([f"and {more} more below"] if more > 0 else [])
 
 
-def deployed(entry: BoardEntry) -> bool:
+def is_deployed(entry: BoardEntry) -> bool:
     """Tell whether somebody might deploy a cell: it shows the picture itself and shuffles where it is made to.
 
     Args:

@@ -107,7 +107,7 @@ def _amount(cell: MatrixCell, of: str = "") -> str:
     return {0.0: "no picture", 1.0: "every picture"}.get(_share(cell), percent(_share(cell)) + of)
 
 
-def key_entries(table: Matrix) -> list[BoardEntry]:
+def select_key_entries(table: Matrix) -> list[BoardEntry]:
     """Select what decided the cells behind the answer: a row of several, or the first of each row of its model.
 
     Args:

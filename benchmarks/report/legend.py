@@ -49,7 +49,7 @@ VERDICTS: dict[Verdict, str] = {
 }
 
 
-def verdicts(board: Board) -> dict[str, str]:
+def explain_verdicts(board: Board) -> dict[str, str]:
     """Explain the verdicts of a board.
 
     Args:
@@ -59,7 +59,7 @@ def verdicts(board: Board) -> dict[str, str]:
     return {name: meaning for name, meaning in VERDICTS.items() if name in present}
 
 
-def columns(board: Board) -> dict[str, str]:
+def explain_columns(board: Board) -> dict[str, str]:
     """Explain the columns that do not speak for themselves.
 
     Args:
@@ -103,7 +103,7 @@ def _columns_of_pictures(board: Board) -> dict[str, str]:
     }
 
 
-def disclosed_columns() -> dict[str, str]:
+def explain_disclosed() -> dict[str, str]:
     """Explain the columns of the table of attacks that reveal features and labels, by heading."""
     return {
         EXACT_FEATURES: f"features with an error of {EXACT_FEATURE:g} or less; 95 % interval of their share (Wilson's "
@@ -164,7 +164,7 @@ def name_defence(label: str, mask_ratio: float) -> str:
     return label + (f", mask ratio {mask_ratio:g}" if mask_ratio else "")
 
 
-def heading(name: str) -> str:
+def write_heading(name: str) -> str:
     """Write a metric as a heading, with its unit.
 
     Args:
@@ -174,10 +174,12 @@ def heading(name: str) -> str:
     return f"{title} dB" if name == LEAKAGE else title
 
 
-def definitions(names: Sequence[str]) -> dict[str, str]:
+def define_metrics(names: Sequence[str]) -> dict[str, str]:
     """Define each metric exactly, by its heading.
 
     Args:
         names: Metrics; unknown ones are skipped.
     """
-    return {heading(name): f"{METRICS[name].definition}; {METRICS[name].bounds}" for name in names if name in METRICS}
+    return {
+        write_heading(name): f"{METRICS[name].definition}; {METRICS[name].bounds}" for name in names if name in METRICS
+    }

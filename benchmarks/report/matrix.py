@@ -11,7 +11,7 @@ from fedmjp.benchmarks.leaderboard.headline import PLAIN, headline
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.report import numbers
 from fedmjp.benchmarks.report.advice import USUAL_RATIO
-from fedmjp.benchmarks.report.findings import deployed
+from fedmjp.benchmarks.report.findings import is_deployed
 from fedmjp.benchmarks.report.legend import name_defence
 from fedmjp.benchmarks.report.percent import percent
 from fedmjp.settings import Picture
@@ -118,7 +118,7 @@ def _importance(row: MatrixRow) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def matrix(board: Board) -> Matrix:
+def arrange_matrix(board: Board) -> Matrix:
     """Arrange what somebody might deploy, held against the picture itself.
 
     Args:
@@ -161,7 +161,7 @@ def _row(entries: Sequence[BoardEntry], columns: Sequence[ThreatModel], shared: 
 
 
 def _is_shown(entry: BoardEntry) -> bool:
-    return deployed(entry) if entry.defences else entry.setting.compared_with is Picture.CLEAN
+    return is_deployed(entry) if entry.defences else entry.setting.compared_with is Picture.CLEAN
 
 
 def _system(entry: BoardEntry) -> tuple[Any, ...]:

@@ -19,14 +19,14 @@ from fedmjp.benchmarks.leaderboard.entries import BoardEntry
 from fedmjp.benchmarks.leaderboard.headline import exactly, headline, recovery, server_name
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.report import details, front, legend, numbers
-from fedmjp.benchmarks.report.citation import AUTHORS, citation
+from fedmjp.benchmarks.report.citation import AUTHORS, read_citation
 from fedmjp.benchmarks.report.columns import KEY_FIGURES, RESULTS, TEXT, filled, write
 from fedmjp.benchmarks.report.drawing import Plot
 from fedmjp.benchmarks.report.matrix import Matrix
-from fedmjp.benchmarks.report.plots import inline
+from fedmjp.benchmarks.report.plots import embed_svg
 from fedmjp.benchmarks.report.reported import reported_table
-from fedmjp.benchmarks.report.tables import Report, servers
-from fedmjp.benchmarks.report.thumbnails import thumbnails
+from fedmjp.benchmarks.report.tables import Report, list_servers
+from fedmjp.benchmarks.report.thumbnails import make_thumbnails
 from fedmjp.metrics import EXACT
 
 FILTERS = {
@@ -78,7 +78,7 @@ def page(report: Report, gallery: Gallery | None, drawn: Mapping[str, str], plot
 
 def _tables(report: Report) -> dict[str, Any]:
     board, table, frame = report.board, report.matrix, report.frame
-    key_entries = front.key_entries(table)
+    key_entries = front.select_key_entries(table)
     pictures = frame.loc[[entry.id for entry in report.pictures.entries]]
     results = write(pictures, RESULTS)
     return {
@@ -90,7 +90,7 @@ def _tables(report: Report) -> dict[str, Any]:
         "results": _drop(results, OPTIONAL),
         "shared": {name: results[name].iloc[0] for name in OPTIONAL if len(results) and results[name].nunique() == 1},
         "disclosed": filled(report.disclosed).drop(columns="reason", errors="ignore"),
-        "disclosed_columns": legend.disclosed_columns() if len(report.disclosed) else {},
+        "disclosed_columns": legend.explain_disclosed() if len(report.disclosed) else {},
         "records": frame.to_dict("index"),
         "attacks": {cell.entry.id: cell.attacks for row in table.rows for cell in row.cells if cell},
         "reported": filled(reported_table(board)).drop(columns=["source", "differs"], errors="ignore"),
@@ -104,7 +104,7 @@ def _drop(table: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
     return table.drop(columns=[name for name in names if name in table and table[name].nunique() == 1])
 
 
-def filter_options(table: pd.DataFrame) -> dict[str, list[str]]:
+def list_filter_options(table: pd.DataFrame) -> dict[str, list[str]]:
     """Map each filterable column to its values; skip columns with a single value.
 
     Args:
@@ -114,7 +114,7 @@ def filter_options(table: pd.DataFrame) -> dict[str, list[str]]:
     return {name: texts for name, texts in values.items() if len(texts) > 1}
 
 
-def key_columns(table: pd.DataFrame) -> list[str]:
+def list_key_columns(table: pd.DataFrame) -> list[str]:
     """List the columns in which key figures differ and those of numbers; what all share stands in the heading.
 
     Args:
@@ -128,23 +128,23 @@ def _pictures(report: Report, gallery: Gallery | None) -> dict[str, Any]:
     kept_pictures = [picture for pictures in (gallery or {}).values() for picture in pictures]
     return {
         "first": first,
-        "front_pictures": thumbnails(first[1].files.values() if first else (), "front", FRONT_SIDES),
-        "pictures": thumbnails((path for picture in kept_pictures for path in picture.files.values()), "picture"),
+        "front_pictures": make_thumbnails(first[1].files.values() if first else (), "front", FRONT_SIDES),
+        "pictures": make_thumbnails((path for picture in kept_pictures for path in picture.files.values()), "picture"),
     }
 
 
 def _facts(report: Report) -> dict[str, Any]:
     board = report.board
-    facts, shared = details.facts(board)
+    facts, shared = details.list_facts(board)
     return {
         "facts": facts,
         "shared_facts": shared,
         "servers": {
             server: server.sentence(entry.pipeline for entry in board.entries if entry.server == server)
-            for server in servers(board)
+            for server in list_servers(board)
         },
-        "environments": details.environments_of(board),
-        "citation": citation(board),
+        "environments": details.list_environments(board),
+        "citation": read_citation(board),
         "manifest": json.dumps(board.about, indent=2, default=str),
     }
 
@@ -153,7 +153,7 @@ def _plots(drawn: Mapping[str, str], plots: Sequence[Plot]) -> dict[str, Any]:
     """Embed the plots; ``repeated`` are those behind one of the same kind, whose caption explains both."""
     kinds = [re.sub(r"\d+", "", plot.name) for plot in plots]
     return {
-        "plots": [(plot, Markup(inline(plot, drawn[plot.name]))) for plot in plots],  # noqa: S704 (we drew it)
+        "plots": [(plot, Markup(embed_svg(plot, drawn[plot.name]))) for plot in plots],  # noqa: S704 (we drew it)
         "repeated": {plot.name: kinds[place] in kinds[:place] for place, plot in enumerate(plots)},
     }
 
@@ -194,7 +194,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(breakable=_breakable, minus=numbers.with_minus, words=details.words)
+    environment.filters.update(breakable=_breakable, minus=numbers.with_minus, words=details.write_words)
     environment.globals.update(
         style=_asset("page.css"),
         script=_asset("page.js"),
@@ -204,8 +204,8 @@ def _environment() -> Environment:
         numbers=numbers,
         filters=FILTERS,
         exact_share=legend.EXACT_SHARE,
-        filter_options=filter_options,
-        key_columns=key_columns,
+        filter_options=list_filter_options,
+        key_columns=list_key_columns,
         text_columns=TEXT,
         authors=AUTHORS,
         exact=EXACT,

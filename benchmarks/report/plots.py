@@ -7,10 +7,10 @@ from html import escape
 import matplotlib as mpl
 
 from fedmjp.benchmarks.leaderboard.entries import Board
-from fedmjp.benchmarks.report.curves import mask_ratios, trade_off, upload_counts
-from fedmjp.benchmarks.report.distributions import distributions
+from fedmjp.benchmarks.report.curves import plot_mask_ratios, plot_trade_off, plot_upload_counts
+from fedmjp.benchmarks.report.distributions import plot_distributions
 from fedmjp.benchmarks.report.drawing import NARROW_INCHES, STYLE, Plot
-from fedmjp.benchmarks.report.tables import servers
+from fedmjp.benchmarks.report.tables import list_servers
 
 NO_METADATA: dict[str, None] = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # so that bytes repeat
 
@@ -25,14 +25,14 @@ def plots(board: Board) -> list[Plot]:
     with mpl.rc_context(STYLE):
         within = [
             plot
-            for index, server in enumerate(servers(board), start=1)
-            for draw in (distributions, trade_off, mask_ratios)
+            for index, server in enumerate(list_servers(board), start=1)
+            for draw in (plot_distributions, plot_trade_off, plot_mask_ratios)
             for plot in draw(board, server, f"threat-{index}")
         ]
-        return [*upload_counts(board), *within]
+        return [*plot_upload_counts(board), *within]
 
 
-def standalone(plot: Plot) -> str:
+def write_svg(plot: Plot) -> str:
     """Write a plot as a whole SVG file, transparent, black on whatever it is put on.
 
     Args:
@@ -44,7 +44,7 @@ def standalone(plot: Plot) -> str:
     return text.getvalue()
 
 
-def inline(plot: Plot, content: str) -> str:
+def embed_svg(plot: Plot, content: str) -> str:
     """Write a plot as an ``<svg>`` element for a page, with the text's colour for black, own ids and a title.
 
     Styles become attributes, which a page's content-security policy allows. Attributes' numbers keep one decimal, and

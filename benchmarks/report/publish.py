@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from fedmjp.benchmarks.folder.output import write_text
 from fedmjp.benchmarks.leaderboard.entries import Board
 from fedmjp.benchmarks.report.page import Gallery, page
-from fedmjp.benchmarks.report.plots import plots, standalone
+from fedmjp.benchmarks.report.plots import plots, write_svg
 from fedmjp.benchmarks.report.tables import Report
 from fedmjp.benchmarks.report.texts import csv_text, latex_text, markdown_text
 
@@ -38,7 +38,7 @@ def publish(board: Board, folder: Path, *, formats: Sequence[Format], pictures: 
     for name in dict.fromkeys([*formats, *(LINKED if "html" in formats else ())]):
         if name == "html":
             figures = plots(board)
-            drawn = {plot.name: standalone(plot) for plot in figures}
+            drawn = {plot.name: write_svg(plot) for plot in figures}
             (folder / "plots").mkdir(exist_ok=True)
             files["leaderboard.html"] = page(report, pictures, drawn, figures)
             files |= {f"plots/{plot}.svg": content for plot, content in drawn.items()}

@@ -108,13 +108,14 @@ def gallery_in(plan: TrialPlan, store: RecordedTrials, board: Board, output: Out
 
 def _shown(plan: TrialPlan, cell: pd.DataFrame, pictures: Path) -> tuple[KeptPicture, ...]:
     rows: dict[Any, dict[Any, Any]] = cell.set_index("key").to_dict("index")
-    kept = []
+    extremes_kept = []
     for label, key in extremes(cell).items():
         row = rows[key]
         original, shuffled, reconstruction = (pictures / name for name in plan.files_of(row).values())
         if original.exists() and reconstruction.exists():
-            kept.append(KeptPicture(label, row["picture"], row["scores"]["psnr"], original, shuffled, reconstruction))
-    return tuple(kept)
+            psnr = row["scores"]["psnr"]
+            extremes_kept.append(KeptPicture(label, row["picture"], psnr, original, shuffled, reconstruction))
+    return tuple(extremes_kept)
 
 
 def _trials(plan: TrialPlan, store: RecordedTrials) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, BoardEntry, Re
 from fedmjp.benchmarks.leaderboard.headline import headline
 from fedmjp.benchmarks.report import numbers
 from fedmjp.benchmarks.report.columns import NO_SCORE
-from fedmjp.benchmarks.report.legend import heading
+from fedmjp.benchmarks.report.legend import write_heading
 from fedmjp.benchmarks.report.numbers import CellText, empty, number
 from fedmjp.defences.pipeline import NONE
 from fedmjp.settings import Setting
@@ -31,15 +31,15 @@ def reported_table(board: Board) -> pd.DataFrame:
 
 
 def _row(board: Board, row: ReportedRow, names: Sequence[str]) -> dict[str, CellText]:
-    nearest = nearest_of_ours(board, row)
+    nearest = find_nearest(board, row)
     printed = ("source", "row", "model", "defence", "attack", "setting")
     return {
         **{name: CellText(str(getattr(row, name))) for name in printed},
         "n": CellText(str(row.n), row.n),
         "top-1 %": number(row.top1, f"{row.top1}", "not reported"),
-        **{heading(name): _printed(board, row, name) for name in names},
+        **{write_heading(name): _printed(board, row, name) for name in names},
         "nearest of ours": CellText(_named(nearest)) if nearest else empty(NONE_NEAR),
-        **{f"ours: {heading(name)}": _measured(nearest, name) for name in names},
+        **{f"ours: {write_heading(name)}": _measured(nearest, name) for name in names},
         "differs": CellText(row.differs),
     }
 
@@ -51,7 +51,7 @@ def _measured(entry: BoardEntry | None, name: str) -> CellText:
     return numbers.mean(statistics.mean, statistics.low, statistics.high, name)
 
 
-def nearest_of_ours(board: Board, row: ReportedRow) -> BoardEntry | None:
+def find_nearest(board: Board, row: ReportedRow) -> BoardEntry | None:
     """Find the entry that comes nearest a reported row: of the model that it names, same setting and defence.
 
     The paper's attack comes before others, and in setting a, where nothing is shuffled, a smaller mask ratio. Then the

@@ -12,9 +12,9 @@ from fedmjp.benchmarks.leaderboard.frame import board_frame
 from fedmjp.benchmarks.leaderboard.listing import grouped, listed
 from fedmjp.benchmarks.leaderboard.standings import strongest
 from fedmjp.benchmarks.report.columns import CELLS, DISCLOSED, RANKED, write
-from fedmjp.benchmarks.report.findings import findings
+from fedmjp.benchmarks.report.findings import list_findings
 from fedmjp.benchmarks.report.legend import COMPARED, threat_title
-from fedmjp.benchmarks.report.matrix import Matrix, matrix
+from fedmjp.benchmarks.report.matrix import Matrix, arrange_matrix
 from fedmjp.threat import ThreatModel
 
 CHANGED = "What it sees is said of clients that leave their updates as they are; defences change it."
@@ -72,7 +72,7 @@ class Report:
     @cached_property
     def matrix(self) -> Matrix:
         """Arrange what the strongest attacks recover, by defence and by what the server sees."""
-        return matrix(self.board)
+        return arrange_matrix(self.board)
 
     @cached_property
     def disclosed(self) -> pd.DataFrame:
@@ -84,17 +84,17 @@ class Report:
     @cached_property
     def disclosed_sentences(self) -> list[str]:
         """Describe what each server sees that is in no section of pictures."""
-        part, described = self.board.revealing("features", "labels"), set(servers(self.pictures))
+        part, described = self.board.revealing("features", "labels"), set(list_servers(self.pictures))
         return [
             server.sentence(entry.pipeline for entry in part.entries if entry.server == server)
-            for server in servers(part)
+            for server in list_servers(part)
             if server not in described
         ]
 
     @cached_property
     def sections(self) -> list[Section]:
         """Make a section for each server that pictures leak to, in the order of the entries."""
-        return [self._section(server, place) for place, server in enumerate(servers(self.pictures), start=1)]
+        return [self._section(server, place) for place, server in enumerate(list_servers(self.pictures), start=1)]
 
     def _section(self, server: ThreatModel, place: int) -> Section:
         board, frame = self.pictures, self.frame
@@ -108,7 +108,7 @@ class Report:
             server,
             f"Threat model {place}: {threat_title(server)}",
             " ".join(filter(None, sentences)),
-            tuple(findings(board, standings)),
+            tuple(list_findings(board, standings)),
             _summary(standings),
             {title: self._ranking(group) for title, group in rankings.items()},
             write(
@@ -131,7 +131,7 @@ class Report:
         )
 
 
-def servers(board: Board) -> list[ThreatModel]:
+def list_servers(board: Board) -> list[ThreatModel]:
     """List the threat models without defences, in the order of the entries.
 
     Args:

@@ -13,7 +13,7 @@ from rich.text import Text
 from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.headline import exactly, headline
 from fedmjp.benchmarks.leaderboard.listing import grouped
-from fedmjp.benchmarks.report.advice import advice
+from fedmjp.benchmarks.report.advice import write_advice
 from fedmjp.benchmarks.report.columns import TEXT, filled
 from fedmjp.benchmarks.report.front import disclosed_answer
 from fedmjp.benchmarks.report.legend import (
@@ -52,7 +52,7 @@ def print_table(report: Report, console: Console) -> None:
     """
     board, left_out = report.board, list[str]()
     whole = len(board.entries) <= PRINTED
-    _print_sentences(advice(board), console)
+    _print_sentences(write_advice(board), console)
     for section in report.sections:
         lines = [f"{section.title}.", section.sentence, *section.findings, section.summary]
         _print_sentences(["\n".join(lines)], console)
@@ -123,7 +123,7 @@ def print_answer(board: Board, console: Console) -> None:
         table.add_row(*(Text(printable(cell)) for cell in cells))
     console.print(table)
     meaning = f"Exactly: {EXACT:g} dB or more against the private picture, where everything is in its place."
-    _print_sentences([meaning, *advice(board)], console)
+    _print_sentences([meaning, *write_advice(board)], console)
 
 
 def select_answers(board: Board) -> list[BoardEntry]:

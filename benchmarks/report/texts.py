@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from fedmjp.benchmarks.leaderboard.frame import DERIVED
-from fedmjp.benchmarks.report.advice import advice
+from fedmjp.benchmarks.report.advice import write_advice
 from fedmjp.benchmarks.report.columns import TEXT, filled
 from fedmjp.benchmarks.report.legend import (
     AGAINST_HEADING,
@@ -19,9 +19,9 @@ from fedmjp.benchmarks.report.legend import (
     LEAKAGE_HEADING,
     MEDIAN_HEADING,
     SHARES,
-    columns,
-    disclosed_columns,
-    verdicts,
+    explain_columns,
+    explain_disclosed,
+    explain_verdicts,
 )
 from fedmjp.benchmarks.report.reported import reported_table
 from fedmjp.benchmarks.report.tables import Report
@@ -70,7 +70,7 @@ def markdown_text(report: Report) -> str:
         report: A board's report.
     """
     board = report.board
-    parts = [f"# {_escape_markdown(board.title)}", *map(_escape_markdown, [board.question, *advice(board)])]
+    parts = [f"# {_escape_markdown(board.title)}", *map(_escape_markdown, [board.question, *write_advice(board)])]
     for section in report.sections:
         parts += [f"## {_escape_markdown(section.title)}", _escape_markdown(section.sentence)]
         parts += [_listing(section.findings)] if section.findings else []
@@ -80,10 +80,10 @@ def markdown_text(report: Report) -> str:
         parts += ["### All cells", _markdown(section.cells)]
     if not report.disclosed.empty:
         parts += [f"## {DISCLOSED}", *map(_escape_markdown, report.disclosed_sentences), _markdown(report.disclosed)]
-        parts.append(_meanings(disclosed_columns()))
+        parts.append(_meanings(explain_disclosed()))
     if board.reported:
         parts += ["## Reported in papers, not measured here", _markdown(reported_table(board))]
-    parts += ["## Verdicts", _meanings(verdicts(board)), "## Columns", _meanings(columns(board))]
+    parts += ["## Verdicts", _meanings(explain_verdicts(board)), "## Columns", _meanings(explain_columns(board))]
     parts += ["## Notes", _listing(board.notes)]
     return "\n\n".join(parts) + "\n"
 

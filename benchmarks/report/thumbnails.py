@@ -23,7 +23,7 @@ class Thumbnail:
     content: str
 
 
-def thumbnails(paths: Iterable[Path], name: str, sides: Sequence[int] = SIDES) -> dict[Path, Thumbnail]:
+def make_thumbnails(paths: Iterable[Path], name: str, sides: Sequence[int] = SIDES) -> dict[Path, Thumbnail]:
     """Map each file to the largest thumbnail that fits the budget; files of the same content are one picture.
 
     Args:

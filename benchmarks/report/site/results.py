@@ -9,8 +9,8 @@ from fedmjp.benchmarks.leaderboard.headline import headline, server_name
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.report import numbers
 from fedmjp.benchmarks.report.advice import USUAL_RATIO
-from fedmjp.benchmarks.report.findings import deployed
-from fedmjp.benchmarks.report.matrix import MatrixCell, matrix
+from fedmjp.benchmarks.report.findings import is_deployed
+from fedmjp.benchmarks.report.matrix import MatrixCell, arrange_matrix
 from fedmjp.settings import Picture
 
 
@@ -29,7 +29,7 @@ class StrongestAttacks:
             entries: Cells of a board.
         """
         measured = [entry for entry in entries if entry.exact and entry.reveals == "pictures"]
-        defended = [entry for entry in measured if deployed(entry)]
+        defended = [entry for entry in measured if is_deployed(entry)]
         ratios = {entry.mask_ratio for entry in defended} - {0.0}
         usual = min(ratios, key=lambda ratio: abs(ratio - USUAL_RATIO), default=0.0)
         return cls(
@@ -46,7 +46,7 @@ class StrongestAttacks:
         Args:
             board: The leaderboard of a study.
         """
-        row = matrix(board).subject
+        row = arrange_matrix(board).subject
         subject = [cell.entry for cell in row.measured if cell.entry.exact] if row else []
         models = {entry.model for entry in subject}
         attacks = (entry for entry in board.entries if entry.role == "attack")
@@ -82,7 +82,7 @@ def find_strongest_by_defence(entries: Iterable[BoardEntry]) -> list[BoardEntry]
         entries: Cells of a board.
     """
     attacks = [entry for entry in entries if (entry.role, entry.reveals) == ("attack", "pictures") and entry.exact]
-    eligible = [entry for entry in attacks if deployed(entry) or (not entry.defences and entry.setting == "a")]
+    eligible = [entry for entry in attacks if is_deployed(entry) or (not entry.defences and entry.setting == "a")]
     groups = grouped(eligible, lambda entry: (entry.model, entry.weights, entry.defence, entry.mask_ratio)).values()
     return [leading for group in groups if (leading := find_strongest(group))]
 

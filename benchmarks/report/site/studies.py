@@ -13,7 +13,7 @@ from fedmjp.benchmarks.folder.output import OutputFolder, write_json
 from fedmjp.benchmarks.folder.study import TRIALS, holds_plan, holds_study, open_results
 from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
 from fedmjp.benchmarks.report.front import sentence
-from fedmjp.benchmarks.report.matrix import matrix
+from fedmjp.benchmarks.report.matrix import arrange_matrix
 from fedmjp.benchmarks.report.page import Gallery
 from fedmjp.benchmarks.report.publish import publish
 from fedmjp.benchmarks.report.render import board_in, gallery_in
@@ -67,7 +67,7 @@ class StudyPage:
     @property
     def finding(self) -> str:
         """Summarise its result in the sentence that heads the leaderboard's page."""
-        return sentence(self.board, matrix(self.board)) if self.board else ""
+        return sentence(self.board, arrange_matrix(self.board)) if self.board else ""
 
     @cached_property
     def strongest(self) -> list[BoardEntry]:
