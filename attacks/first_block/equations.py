@@ -180,9 +180,6 @@ class TokenEquations:
 
         Gradients decide where a search ends, and are exact. Matrices decide only how fast it gets there, and are
         formed in float32, in half the time.
-
-        Args:
-            point: The equations at some tokens.
         """
         slopes = gelu_slope(point.before_gelu)
         jacobian = slopes[:, :, None].float() * self._expanded.float()
@@ -202,11 +199,7 @@ class TokenEquations:
         return expected
 
     def excess(self, point: MlpPoint) -> Tensor:
-        """Return (rows,) the residual's length in units of what rounding leaves of a true token: about 1 for one.
-
-        Args:
-            point: The equations at some tokens.
-        """
+        """Return (rows,) the residual's length in units of what rounding leaves of a true token: about 1 for one."""
         excess: Tensor = (point.cost / self.expected(point)).sqrt()
         return excess
 

@@ -78,20 +78,11 @@ class GaussNewton(ClosedFacts[VitClassifier]):
     optimises = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """Return the names of the embeddings' gradients, and of those of the linear layers of four blocks and the head.
-
-        Args:
-            model: The model.
-        """
+        """Name the gradients of the embeddings, of linear layers in four blocks, and of the head."""
         return compared_tensors(model)
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Require one step, few enough patches and unknowns, and the prior.
-
-        Args:
-            model: The model.
-            threat: What the attacker is granted.
-        """
+        """Require one step, few enough patches and unknowns, and the prior."""
         if threat.update == "delta" and threat.local_steps > 1:
             return f"compares one gradient, not the sum of {threat.local_steps} steps"
         if threat.batch_size > 1 and model.defended:
@@ -103,12 +94,7 @@ class GaussNewton(ClosedFacts[VitClassifier]):
         )
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """Account for what MJP does, unless every mask leaves too much open; noise and rounding mislead the attack.
-
-        Args:
-            model: The model.
-            threat: What the attacker is granted.
-        """
+        """Account for what MJP does, unless every mask leaves too much open; noise and rounding mislead the attack."""
         del threat
         return MJP if model.defended and self._too_many(model.grid**4) is None else frozenset()
 

@@ -73,20 +73,11 @@ class BodyNewton(Attack[VitClassifier]):
     uses_natural_patches = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """Return the names of the gradients of the linear layers of four blocks and the head.
-
-        Args:
-            model: The model.
-        """
+        """Return the names of the gradients of the linear layers of four blocks and the head."""
         return [name for name in compared_tensors(model) if name not in EMBEDDINGS]
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Require one step, no masks, few unknowns, and the prior.
-
-        Args:
-            model: The model.
-            threat: What the attacker is granted.
-        """
+        """Require one step, no masks, few unknowns, and the prior."""
         if threat.update == "delta" and threat.local_steps > 1:
             return f"compares one gradient, not the sum of {threat.local_steps} steps"
         if model.defended:
@@ -100,12 +91,7 @@ class BodyNewton(Attack[VitClassifier]):
         return None
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """Account for the noise and rounding that the server is told of.
-
-        Args:
-            model: The model.
-            threat: What the attacker is granted.
-        """
+        """Account for the noise and rounding that the server is told of."""
         del model, threat
         return frozenset({"noisy", "rounded"})
 
@@ -172,11 +158,7 @@ class BodyNewton(Attack[VitClassifier]):
 
 
 def shown_directions(embedding: TokenEmbedding) -> Tensor:
-    """Return the directions of a patch that its token shows behind a LayerNorm: (rank, values), orthonormal.
-
-    Args:
-        embedding: Of the model.
-    """
+    """Return the directions of a patch that its token shows behind a LayerNorm: (rank, values), orthonormal."""
     _, singular, right = torch.linalg.svd(embedding.weight)
     directions: Tensor = right[: int((singular > NEGLIGIBLE * singular[0]).sum())]
     return directions

@@ -135,20 +135,11 @@ class NetworkDegraded(Attack[VitClassifier]):
         return min(USUAL, float(self.options.seconds))
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """Return the names of the embeddings' gradients, and of those of the linear layers of four blocks and the head.
-
-        Args:
-            model: The model.
-        """
+        """Name the gradients of the embeddings, of linear layers in four blocks, and of the head."""
         return compared_tensors(model)
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Require one step on one picture, entries that are known but for noise, and few unknowns.
-
-        Args:
-            model: The model.
-            threat: What the attacker is granted.
-        """
+        """Require one step on one picture, entries that are known but for noise, and few unknowns."""
         if threat.update == "delta" and threat.local_steps > 1:
             return f"compares one gradient, not the sum of {threat.local_steps} steps"
         if reason := PatchEmbeddingDegraded().requirement(model, threat) or residuals_refusal(model):
@@ -167,12 +158,7 @@ class NetworkDegraded(Attack[VitClassifier]):
         return None
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """Account for degraded entries, unless one defence hides what another leaves, and for scaling except of signs.
-
-        Args:
-            model: The model.
-            threat: What the attacker is granted.
-        """
+        """Account for degraded entries that no further defence hides, and for scaling except of signs."""
         del model
         if unread(threat) is not None:
             return frozenset()

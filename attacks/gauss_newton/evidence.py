@@ -186,11 +186,7 @@ class WeighedOrder:
         return float(cost_as_found - gained + self._volume)
 
     def swapped(self, pair: tuple[int, int]) -> float:
-        """Return the cost of the order in which two tokens have each other's places.
-
-        Args:
-            pair: Their rows.
-        """
+        """Return the cost of the order in which two tokens have each other's places."""
         evidence, two, places = self.evidence, list(pair), self.places.clone()
         places[two] = self.places[two[::-1]]
         values = torch.arange(len(self.factor), device=places.device).view_as(evidence.natural)[two].flatten()

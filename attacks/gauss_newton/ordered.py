@@ -66,11 +66,7 @@ class SearchResult:
         return strengths.clamp(min=1.0), axes  # the prior's is 1: rounding makes less of it
 
     def after(self, steps: int) -> "SearchResult":
-        """Add the steps of preceding searches.
-
-        Args:
-            steps: How many.
-        """
+        """Add the steps of preceding searches."""
         return replace(self, minimum=replace(self.minimum, steps=self.minimum.steps + steps))
 
 
@@ -104,11 +100,7 @@ class OrderedResult:
     sure: bool = False
 
     def after(self, steps: int) -> "OrderedResult":
-        """Add the steps of preceding searches.
-
-        Args:
-            steps: How many.
-        """
+        """Add the steps of preceding searches."""
         return replace(self, found=self.found.after(steps))
 
 
@@ -162,11 +154,7 @@ class Ordering:
         ]
 
     def sure(self, result: SearchResult) -> bool:
-        """Tell whether any two tokens in each other's places would fit the entries there worse, beyond doubt.
-
-        Args:
-            result: Of a search.
-        """
+        """Tell whether any two tokens in each other's places would fit the entries there worse, beyond doubt."""
         patches = result.space.patches(result.minimum.point)[0]
         positions = self.known[names.POSITION_EMBEDDING].scaled(1 / result.residuals.scale(patches))
         slopes = result.residuals.factors(patches).at_tokens[0, self.model.prefix_tokens :]
@@ -176,11 +164,7 @@ class Ordering:
         return bool((more.fill_diagonal_(torch.inf) > DOUBT).all())
 
     def as_found(self, result: SearchResult) -> OrderedTokens:
-        """Return the tokens of a result where they stand.
-
-        Args:
-            result: Of a search.
-        """
+        """Return the tokens of a result where they stand."""
         patches = result.space.patches(result.minimum.point)[0]
         slopes = result.residuals.factors(patches).at_tokens[0, self.model.prefix_tokens :]
         stated = PatchPosterior.of(result.space, result.minimum.point, result.spectrum, slopes)

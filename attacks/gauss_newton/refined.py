@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vmap
 
-from fedmjp.attacks.first_block.equations import ROUNDED, TokenEquations
+from fedmjp.attacks.first_block.equations import TokenEquations
 from fedmjp.attacks.first_block.search import TRUE
 from fedmjp.attacks.gauss_newton.levenberg import StoppingRule, minimise
 
@@ -64,13 +64,8 @@ class PlaceEquations:
 
     def _remainders(self, along: Tensor) -> Tensor:
         """Return (patches, equations), zero for true tokens."""
-        point = self.equations.at(self._behind(along))
-        return torch.cat([point.outside_inputs, point.outside_activations], 1)
+        return self.equations.at(self._behind(along)).remainders
 
     def _weights(self, along: Tensor) -> Tensor:
         """Return (patches,) one over the length that rounding leaves of each token's equations."""
-        equations = self.equations
-        point = equations.at(self._behind(along))
-        expected = equations.inputs.expected(point.inputs) + equations.activations.expected(point.activations)
-        weights: Tensor = (expected + (ROUNDED * point.activations.norm(dim=1)).square()).rsqrt()
-        return weights
+        return self.equations.expected(self.equations.at(self._behind(along))).rsqrt()

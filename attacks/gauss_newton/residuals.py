@@ -20,11 +20,7 @@ SKETCH = 64  # rows and columns of a weight's gradient that are compared, above 
 
 
 def compared_layers(model: VitClassifier) -> list[str]:
-    """List the linear layers of the first two blocks, the middle and the last one, and the head.
-
-    Args:
-        model: The model.
-    """
+    """List the linear layers of the first two blocks, the middle and the last one, and the head."""
     last = len(model.backbone.blocks) - 1
     blocks = sorted({0, min(1, last), (last + 1) // 2, last})
     prefixes = (*(f"{PREFIX}blocks.{index}." for index in blocks), f"{PREFIX}head")
@@ -33,11 +29,7 @@ def compared_layers(model: VitClassifier) -> list[str]:
 
 
 def compared_tensors(model: VitClassifier) -> list[str]:
-    """List the parameters whose gradients are compared.
-
-    Args:
-        model: The model.
-    """
+    """List the parameters whose gradients are compared."""
     layers = [f"{layer}.{kind}" for layer in compared_layers(model) for kind in ("weight", "bias")]
     parameters = dict(model.named_parameters())
     unknown = [names.UNKNOWN_EMBEDDING] if model.defended else []
@@ -45,11 +37,7 @@ def compared_tensors(model: VitClassifier) -> list[str]:
 
 
 def refusal(model: VitClassifier) -> str | None:
-    """Say why the gradients of a model's candidates cannot be computed here; None if they can.
-
-    Args:
-        model: Any model.
-    """
+    """Say why the gradients of a model's candidates cannot be computed here; None if they can."""
     if not isinstance(getattr(model.backbone.patch_embed, "norm", None), nn.Identity):
         return "the patch embedding is more than one linear map of each patch"
     if model.index_embedding is not None:

@@ -132,12 +132,7 @@ def _round(
 
 
 def polished(equations: PatchEquations, tokens: CompletePatches) -> CompletePatches:
-    """Minimise masked patches one by one, apart from all others, and fit the others before and after.
-
-    Args:
-        equations: Of one upload.
-        tokens: All patches.
-    """
+    """Minimise masked patches one by one, apart from all others, and fit the others before and after."""
     tokens = fitted(equations, tokens, FITTED)
     known_patches, with_attention = tokens.found(equations), tokens.attended(equations)
     merit = SeparationMerit.of(equations, known_patches, with_attention).among(known_patches)
