@@ -1,7 +1,6 @@
 """One honest upload, solved by second-order search in what its linear facts leave open."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain, islice, repeat
 
 import torch
@@ -12,8 +11,8 @@ from typing_extensions import override
 from fedmjp.attacks.base import picture
 from fedmjp.attacks.gauss_newton.certificate import ENOUGH, Certificate, certify
 from fedmjp.attacks.gauss_newton.factors import FactoredModel
-from fedmjp.attacks.gauss_newton.levenberg import Minimum, StoppingRule, jacobian, minimise
-from fedmjp.attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors
+from fedmjp.attacks.gauss_newton.levenberg import Minimum, StoppingRule, minimise
+from fedmjp.attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors, slopes_by_picture
 from fedmjp.attacks.gauss_newton.residuals import refusal as residuals_refusal
 from fedmjp.attacks.gauss_newton.space import OpenSpace
 from fedmjp.attacks.gauss_newton.tokens import by_tokens, states_tokens
@@ -139,17 +138,12 @@ class GaussNewton(ClosedFacts[VitClassifier]):
         )
 
     def _minimum(self, residuals: Residuals, space: OpenSpace, start: Tensor) -> Minimum:
-        def slopes(unknowns: Tensor) -> Tensor:
-            by_picture = unknowns.view(-1, space.root.shape[1])
-            shares = [partial(_share, residuals, space, number) for number in range(len(by_picture))]
-            return torch.cat([jacobian(share, part) for share, part in zip(shares, by_picture, strict=True)])
-
         steps = self.options.steps
         return minimise(
             lambda unknowns: residuals(space.patches(unknowns)),
             start,
             steps=steps,
-            slopes=slopes,
+            slopes=lambda unknowns: slopes_by_picture(residuals, space, unknowns),
             ends=StoppingRule(enough=ENOUGH),
             on_step=lambda step, cost: self.on_progress(step, steps, cost),
         )
@@ -186,11 +180,6 @@ def _starts(
     unknowns = len(labels) * space.root.shape[1]
     for deviation in chain([0.0], repeat(RESTART)):
         yield deviation * torch.randn(unknowns, generator=generator, dtype=torch.float64).to(space.root)
-
-
-def _share(residuals: Residuals, space: OpenSpace, number: int, unknowns: Tensor) -> Tensor:
-    """Compute what one picture adds to the residuals, as a function of its unknowns."""
-    return residuals.share(space.patches(unknowns), number)
 
 
 def _in_order(patches: Tensor, hole: Tensor, model: VitClassifier, generator: torch.Generator) -> Tensor:

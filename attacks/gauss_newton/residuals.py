@@ -7,12 +7,15 @@ float32 rounds all of them to about the same share.
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmjp.attacks.gauss_newton.factors import PREFIX, FactoredModel, Factors
+from fedmjp.attacks.gauss_newton.levenberg import jacobian
+from fedmjp.attacks.gauss_newton.space import OpenSpace
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 
@@ -148,6 +151,22 @@ class Residuals:
             gradients[f"{name}.weight"] = (rows @ left_sketch).mT @ (factors.inputs[name] @ right_sketch)
             gradients[f"{name}.bias"] = rows.sum(dim=0)
         return gradients
+
+
+def slopes_by_picture(residuals: Residuals, space: OpenSpace, unknowns: Tensor) -> Tensor:
+    """Compute the Jacobian (unknowns, residuals) picture by picture: no picture's part needs another picture.
+
+    Args:
+        residuals: Of one upload.
+        space: That is searched.
+        unknowns: (pictures * those of one picture,).
+    """
+
+    def share(number: int, part: Tensor) -> Tensor:
+        return residuals.share(space.patches(part), number)
+
+    by_picture = unknowns.view(-1, space.root.shape[1])
+    return torch.cat([jacobian(partial(share, number), part) for number, part in enumerate(by_picture)])
 
 
 def _sketch(size: int, generator: torch.Generator) -> Tensor:
