@@ -97,9 +97,10 @@ class MlpPoint:
             activations: Span of its activations.
         """
         rows = whitened * block.norm2.gain + block.norm2.bias
-        before = block.fc1(rows)
-        after = gelu(before)
-        return MlpPoint(whitened, rows, before, after, inputs.remainder(rows), activations.remainder(after))
+        before_gelu = block.fc1(rows)
+        activated = gelu(before_gelu)
+        outside = inputs.remainder(rows), activations.remainder(activated)
+        return MlpPoint(whitened, rows, before_gelu, activated, *outside)
 
     @property
     def remainders(self) -> Tensor:
