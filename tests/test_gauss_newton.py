@@ -16,10 +16,9 @@ from fedmjp.attacks.first_block.tokens import class_token
 from fedmjp.attacks.gauss_newton.attack import GaussNewton
 from fedmjp.attacks.gauss_newton.factors import FactoredModel
 from fedmjp.attacks.gauss_newton.levenberg import jacobian, minimise
-from fedmjp.attacks.gauss_newton.refined import PlaceEquations
 from fedmjp.attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors
 from fedmjp.attacks.gauss_newton.space import OpenSpace
-from fedmjp.attacks.gauss_newton.tokens import TokenSorter, by_tokens
+from fedmjp.attacks.gauss_newton.tokens import PlaceEquations, TokenSorter, by_tokens
 from fedmjp.attacks.labels import labels_of
 from fedmjp.attacks.mjp.affine import of_one_upload
 from fedmjp.attacks.mjp.facts import linear_facts

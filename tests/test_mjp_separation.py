@@ -15,7 +15,7 @@ from fedmjp.attacks.mjp.span.minimise import Steps, minimise
 from fedmjp.attacks.mjp.span.naturalness import Naturalness
 from fedmjp.attacks.mjp.span.search import SpanSearch
 from fedmjp.attacks.mjp.span.separation import separate
-from fedmjp.attacks.mjp.span.tangents import directions_from
+from fedmjp.attacks.mjp.span.starts import directions_from
 from fedmjp.attacks.mjp.span.visible import IMPOSSIBLE, VisiblePatches
 from fedmjp.data.selection import Selection
 from fedmjp.patches import from_patches, to_patches

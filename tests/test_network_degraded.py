@@ -140,7 +140,7 @@ def test_several_uploads_of_a_picture_are_averaged_and_those_of_another_are_left
     def nearest(
         self: NetworkDegraded, chains: object, ordering: Ordering, start: Tensor, until: float
     ) -> OrderedResult:
-        compared.append(float(ordering.known[names.PATCH_WEIGHT].precision.mean()))
+        compared.append(float(ordering.known_entries[names.PATCH_WEIGHT].precision.mean()))
         minimum = Minimum(start, math.inf, torch.eye(len(start)).double(), 1)
         return OrderedResult(SearchResult(minimum, ordering.space, None, 1, math.inf))  # type: ignore[arg-type]
 
@@ -190,7 +190,7 @@ def test_where_rounding_leaves_little_noise_entries_say_more(model: VitClassifie
     ordering, attack = Ordering(space, TokenEmbedding.of(model), known, model, generator), NetworkDegraded()
     before = OrderedResult(attack._by_all(whole, math.inf, space, StartPoint(true)))
     after = attack._by_steps(whole, ordering, before, math.inf)
-    off = [float((each.found.minimum.point - true).norm()) for each in (before, after)]
+    off = [float((each.result.minimum.point - true).norm()) for each in (before, after)]
     assert off[1] < 0.93 * off[0]
     assert attack._by_steps(whole, ordering, before, 0.0) is before, "there is no time left"
 
@@ -598,7 +598,7 @@ def test_searches_start_again_until_one_arrives(
     begin, generator = torch.zeros(4, dtype=torch.float64), torch.Generator().manual_seed(0)
     ordering = Ordering(None, None, {}, None, generator)
     settled = NetworkDegraded({"starts": 3})._nearest([], ordering, begin, math.inf)
-    assert settled.found.residual == chosen
+    assert settled.result.residual == chosen
     assert len(starts) == len(residuals)
     assert torch.equal(starts[0], begin)
     assert all(0.1 < float(start.std()) < 1 for start in starts[1:])
@@ -631,7 +631,7 @@ def test_a_search_goes_on_from_its_tokens_in_their_order(
     ordering = Ordering(None, None, {}, None, torch.Generator())
     both = SearchMethod(partial(search, "find"), partial(search, "again"))
     made = NetworkDegraded()._settled(both, ordering, StartPoint(torch.tensor(3.0)), math.inf)
-    assert made.found.minimum.cost == ended
+    assert made.result.minimum.cost == ended
     assert not made.ordered.moved, "its tokens stand where they were found"
     assert starts[:1] == [("find", 3.0, math.inf)]
     assert {each[:2] for each in starts[1:]} <= {("again", 7.0)}
@@ -657,7 +657,7 @@ def test_nothing_is_searched_further_where_entries_tell_nothing(monkeypatch: pyt
     ordering = Ordering(None, None, {}, None, torch.Generator())
     settled = NetworkDegraded()._search([[1.0, 1e-4, 1.0], [1.0]], ordering, StartPoint(torch.zeros(2)), math.inf)
     assert tried == [1.0, 1e-4]
-    assert settled.found.minimum.steps == 2
+    assert settled.result.minimum.steps == 2
 
 
 @pytest.mark.parametrize(("gram", "asked"), [(TOLD, 1), (1.01 * torch.eye(2).double(), 0)])
@@ -674,7 +674,7 @@ def test_no_order_is_asked_of_tokens_of_which_entries_tell_nothing(
         Ordering(found.space, None, {}, None, torch.Generator()),
         SearchMethod(lambda *_: found, lambda *_: found),
     )
-    assert NetworkDegraded()._settled(search, ordering, StartPoint(torch.zeros(2)), math.inf).found is found
+    assert NetworkDegraded()._settled(search, ordering, StartPoint(torch.zeros(2)), math.inf).result is found
     assert len(orders) == asked
 
 
@@ -703,7 +703,7 @@ def test_another_chain_of_searches_is_tried_while_there_is_doubt_of_the_order(
     monkeypatch.setattr(NetworkDegraded, "_chain", chained)
     ordering = Ordering(space, None, {}, None, torch.Generator())
     settled = NetworkDegraded()._search([[], [], []], ordering, StartPoint(torch.zeros(2)), math.inf)
-    assert (settled.found.minimum.cost, settled.found.minimum.steps) == (chosen, steps)
+    assert (settled.result.minimum.cost, settled.result.minimum.steps) == (chosen, steps)
     assert next(waiting, None) is None
 
 

@@ -59,11 +59,7 @@ class ClassToken(Attack[Entrance, Features]):
     stack = 1
 
     def tensors(self, model: Entrance) -> Sequence[str]:
-        """Return the names of the head's weight and bias, and with ``last_block`` of that block's weights.
-
-        Args:
-            model: The model.
-        """
+        """Return the names of the head's weight and bias, and with ``last_block`` of that block's weights."""
         return [
             names.HEAD_WEIGHT,
             names.HEAD_BIAS,
@@ -71,12 +67,7 @@ class ClassToken(Attack[Entrance, Features]):
         ]
 
     def requirement(self, model: Entrance, threat: ThreatModel) -> str | None:
-        """Require a head that reads the normalised class token alone, and fewer pictures than it has rows and columns.
-
-        Args:
-            model: The model.
-            threat: What the attacker is granted.
-        """
+        """Require a head that reads the normalised class token alone, and fewer pictures than its rows and columns."""
         if refused := _architecture_refusal(model):
             return refused
         classes, dim = model.get_parameter(names.HEAD_WEIGHT).shape
@@ -93,24 +84,14 @@ class ClassToken(Attack[Entrance, Features]):
         return block_refusal(model)
 
     def caveat(self, model: Entrance, threat: ThreatModel) -> str | None:
-        """Warn that several steps are known by their mean alone.
-
-        Args:
-            model: The model.
-            threat: What the attacker is granted.
-        """
+        """Warn that several steps are known by their mean alone."""
         del model
         if threat.update == "gradient" or threat.local_steps == 1:
             return None
         return f"reads the mean of {threat.local_steps} steps' gradients as one gradient: an approximation"
 
     def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
-        """Account for everything done to patches, for sums, which are larger batches, and for noise.
-
-        Args:
-            model: The model.
-            threat: What the attacker is granted.
-        """
+        """Account for everything done to patches, for sums, which are larger batches, and for noise."""
         del model, threat
         return frozenset({"shuffled", "masked", "summed", "noisy", "rounded"})
 

@@ -19,29 +19,17 @@ GOLDEN = (5**0.5 - 1) / 2
 
 
 def last_block(model: VitClassifier) -> str:
-    """Return the name of the last block.
-
-    Args:
-        model: The model.
-    """
+    """Return the name of the last block."""
     return f"backbone.blocks.{len(model.backbone.blocks) - 1}"
 
 
 def tensors_of_block(model: VitClassifier) -> list[str]:
-    """Return the names of the gradients that are read.
-
-    Args:
-        model: The model.
-    """
+    """Return the names of the gradients that are read."""
     return [f"{last_block(model)}.{layer}.weight" for layer in ("attn.qkv", "attn.proj", "mlp.fc2")]
 
 
 def block_refusal(model: VitClassifier) -> str | None:
-    """Say why the last block does not come apart; None if it does.
-
-    Args:
-        model: The model.
-    """
+    """Say why the last block does not come apart; None if it does."""
     block: Any = model.get_submodule(last_block(model))
     expected = ("norm1", "attn", "norm2", "mlp")
     if not all(hasattr(block, name) for name in expected) or not isinstance(block.mlp.act, nn.GELU):

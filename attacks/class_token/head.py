@@ -162,22 +162,13 @@ class HeadEquations:
         return misfit
 
     def steps(self, state: HeadState) -> Tensor:
-        """Differentiate a picture's slopes by its unknowns: (starts, pictures, classes, pictures).
-
-        Args:
-            state: Where.
-        """
+        """Differentiate a picture's slopes by its unknowns: (starts, pictures, classes, pictures)."""
         inner = self._logits - (state.probabilities @ self._logits)[..., None, :]
         steps: Tensor = (state.probabilities * self._kept)[..., None] * inner / self.count
         return steps
 
     def normal(self, state: HeadState, *, variance: bool = True) -> tuple[Tensor, Tensor]:
-        """Compute the Gauss-Newton matrix (starts, n, n) and the gradient (starts, n) of half the cost, n = pictures^2.
-
-        Args:
-            state: Where.
-            variance: Whether LayerNorm's variance counts.
-        """
+        """Compute the Gauss-Newton matrix (starts, n, n) and gradient (starts, n) of half the cost, n = pictures^2."""
         count, steps, unknowns = self.count, self.steps(state), state.unknowns
         extended = self._with_constant(unknowns)
         flat = steps.transpose(1, 2).flatten(2)

@@ -18,10 +18,6 @@ def shown_counts(head: Head, gradient: HeadGradient) -> Tensor:
     is the gradient g_c of the bias, and p_bc is positive. The sum of their sizes is at least |G_c| over the norm that
     all normalised features have in common, and at most g_c + 2 (1 - s) n_c / B: what a sum of such vectors is too long
     for is a label.
-
-    Args:
-        head: As the server sent it.
-        gradient: Of the head.
     """
     share = gradient.smoothing / len(gradient.bias)
     inner = (gradient.weight - gradient.bias[:, None] * head.shift) / head.scale

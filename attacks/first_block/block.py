@@ -94,11 +94,7 @@ class FirstBlock:
 
 
 def gelu_slope(inputs: Tensor) -> Tensor:
-    """Compute the derivative of GELU at ``inputs``, of any shape.
-
-    Args:
-        inputs: Where it is computed.
-    """
+    """Compute the derivative of GELU at ``inputs``, of any shape."""
     density = torch.exp(-inputs.square() / 2) / math.sqrt(2 * math.pi)
     return 0.5 * (1 + torch.erf(inputs / math.sqrt(2))) + inputs * density
 
@@ -133,22 +129,14 @@ def _read_wide(model: VitClassifier, name: str) -> tuple[Tensor, Tensor]:
 
 
 def first_block(model: VitClassifier) -> FirstBlock:
-    """Read the first block in float64.
-
-    Args:
-        model: A model to which ``refusal`` has no objection.
-    """
+    """Read the first block in float64."""
     norms = [norm_of(model, f"0.{name}") for name in ("norm1", "norm2")]
     qkv, proj, fc1 = (linear_of(model, f"0.{name}") for name in ("attn.qkv", "attn.proj", "mlp.fc1"))
     return FirstBlock(int(model.backbone.blocks[0].attn.num_heads), norms[0], qkv, proj, norms[1], fc1)
 
 
 def refusal(model: VitClassifier) -> str | None:
-    """Say why a model's first block is not the one that is written out here; None if it is.
-
-    Args:
-        model: Any model.
-    """
+    """Say why a model's first block is not the one that is written out here; None if it is."""
     block = model.backbone.blocks[0]
     if type(block) is not Block or type(block.attn) is not Attention or type(block.mlp) is not Mlp:
         return f"the first block is a {type(block).__name__}, not timm's pre-norm Block with Attention and Mlp"

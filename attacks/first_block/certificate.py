@@ -16,11 +16,7 @@ CERTAIN = 1e-4  # relative distance of every gradient behind the tokens that cer
 
 
 def body_tensors(model: VitClassifier) -> list[str]:
-    """List the names of all parameters behind the tokens.
-
-    Args:
-        model: The model.
-    """
+    """List the names of all parameters behind the tokens."""
     return [name for name, _ in model.named_parameters() if name not in EMBEDDINGS]
 
 

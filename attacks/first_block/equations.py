@@ -97,9 +97,10 @@ class MlpPoint:
             activations: Span of its activations.
         """
         rows = whitened * block.norm2.gain + block.norm2.bias
-        before = block.fc1(rows)
-        after = gelu(before)
-        return MlpPoint(whitened, rows, before, after, inputs.remainder(rows), activations.remainder(after))
+        before_gelu = block.fc1(rows)
+        activated = gelu(before_gelu)
+        outside = inputs.remainder(rows), activations.remainder(activated)
+        return MlpPoint(whitened, rows, before_gelu, activated, *outside)
 
     @property
     def remainders(self) -> Tensor:
@@ -180,9 +181,6 @@ class TokenEquations:
 
         Gradients decide where a search ends, and are exact. Matrices decide only how fast it gets there, and are
         formed in float32, in half the time.
-
-        Args:
-            point: The equations at some tokens.
         """
         slopes = gelu_slope(point.before_gelu)
         jacobian = slopes[:, :, None].float() * self._expanded.float()
@@ -202,11 +200,7 @@ class TokenEquations:
         return expected
 
     def excess(self, point: MlpPoint) -> Tensor:
-        """Return (rows,) the residual's length in units of what rounding leaves of a true token: about 1 for one.
-
-        Args:
-            point: The equations at some tokens.
-        """
+        """Return (rows,) the residual's length in units of what rounding leaves of a true token: about 1 for one."""
         excess: Tensor = (point.cost / self.expected(point)).sqrt()
         return excess
 

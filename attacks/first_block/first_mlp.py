@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -79,20 +79,11 @@ class FirstMlp(Attack[VitClassifier]):
     besides: ClassVar[tuple[str, ...]] = ()  # gradients of embeddings that it reads
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """Return the names of all gradients behind the tokens, and of the embeddings' that are read besides.
-
-        Args:
-            model: The model.
-        """
+        """Return the names of all gradients behind the tokens, and of the embeddings' that are read besides."""
         return [*body_tensors(model), *self.besides]
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Require one step on one picture, the first block written out in ``block``, few tokens, and the prior.
-
-        Args:
-            model: The model.
-            threat: What the attacker is granted.
-        """
+        """Require one step on one picture, the first block written out in ``block``, few tokens, and the prior."""
         if threat.batch_size != 1 or (threat.local_steps != 1 and threat.update == "delta"):
             return "needs one step on a single picture: more of either sums up more tokens than there are dimensions"
         if refusal := positions_refusal(model):
@@ -108,56 +99,48 @@ class FirstMlp(Attack[VitClassifier]):
     ) -> Reconstruction:
         began = time.thread_time()
         gradients = {name: mean_gradient(upload, name, model, threat) for name in self.tensors(model)}
-        label = labels_of(upload, model, threat)[0]
         first, fc2 = block.first_block(model), block.linear_of(model, "0.mlp.fc2")
         equations = TokenEquations(first, fc2, gradients[FC1_WEIGHT], gradients[FC2_WEIGHT], 1 + model.grid**2)
         equations = replace(equations, until=began + SEARCHED * self.options.seconds)
         draw = NaturalStarts.of(model).draw
         found_tokens = find_tokens(equations, self.options.rounds, self.options.starts, generator, draw=draw)
-        entrance, steps = TokenEmbedding.of(model), 0
         if not len(found_tokens):
             raise AttackFailedError(f"{self.name}: no token was met in {self.options.seconds:g} seconds of work")
+        label, embedding = labels_of(upload, model, threat)[0], TokenEmbedding.of(model)
+        setting, steps = _Setting(model, gradients, embedding, label, threat.label_smoothing), 0
         if len(found_tokens) < equations.count:
-            patches = self._of_some(found_tokens, equations, gradients, entrance, model, label, threat)
-            through = self._through(model, gradients, entrance.tokens(patches), label, threat)
+            patches = self._of_some(found_tokens, equations, setting)
+            network_pass = setting.pass_tokens(embedding.tokens(patches))
         else:
             tokens = _of_all(found_tokens, gradients, model)
-            through = self._through(model, gradients, tokens, label, threat)
-            patches = self._patches(tokens, through.slopes[1:], gradients, entrance, model)
-        if not through.certifies and patches.numel() <= MOST_UNKNOWNS and self.options.steps:
-            patches, steps = self._refined(patches, equations, gradients, entrance, model)
-            through = self._through(model, gradients, entrance.tokens(patches), label, threat)
+            network_pass = setting.pass_tokens(tokens)
+            patches = self._patches(tokens, network_pass.slopes[1:], setting)
+        if not network_pass.certifies and patches.numel() <= MOST_UNKNOWNS and self.options.steps:
+            patches, steps = self._refined(patches, equations, setting)
+            network_pass = setting.pass_tokens(embedding.tokens(patches))
         return Reconstruction(
             picture(patches, model),
             {
-                "tokens_certified": float(through.certifies),
-                "residual": through.residual,
+                "tokens_certified": float(network_pass.certifies),
+                "residual": network_pass.residual,
                 "tokens_met": float(len(found_tokens)),
                 "steps": float(steps),
                 "seconds": time.thread_time() - began,
             },
         )
 
-    def _of_some(
-        self,
-        found_tokens: Tensor,
-        equations: TokenEquations,
-        gradients: Mapping[str, Tensor],
-        entrance: TokenEmbedding,
-        model: VitClassifier,
-        label: int,
-        threat: ThreatModel,
-    ) -> Tensor:
+    def _of_some(self, found_tokens: Tensor, equations: TokenEquations, setting: "_Setting") -> Tensor:
         """Solve for patches (patches, values) from some of the tokens; the prior fills the remaining places."""
+        model, gradients, embedding = setting.model, setting.gradients, setting.embedding
         some = PartialTokens.of(equations, gradients, found_tokens, model)
         found_tokens = found_tokens[some.rows]
         if not len(found_tokens):
             raise AttackFailedError(f"{self.name}: no token but the class token was met")
         tokens = some.entering(None)
-        places = entrance.by_prior(tokens, model)
-        patches = entrance.patches(tokens, places, model)
+        places = embedding.by_prior(tokens, model)
+        patches = embedding.patches(tokens, places, model)
         for _ in range(TURNS):
-            all_tokens = entrance.tokens(patches)
+            all_tokens = embedding.tokens(patches)
             is_empty = torch.ones_like(all_tokens[:, 0], dtype=torch.bool)
             is_empty[places] = False
             empty = is_empty.nonzero().flatten()
@@ -167,97 +150,72 @@ class FirstMlp(Attack[VitClassifier]):
                 some = PartialTokens.of(equations, gradients, found_tokens, model)
                 found_tokens, places = found_tokens[some.rows], places[some.rows]
             tokens = some.entering(all_tokens)
-            slopes = self._through(model, gradients, all_tokens, label, threat).slopes[1:]
-            places = self._places(tokens, slopes[places], gradients, entrance, model)
-            patches = entrance.patches(tokens, places, model)
+            slopes = setting.pass_tokens(all_tokens).slopes[1:]
+            places = self._places(tokens, slopes[places], setting)
+            patches = embedding.patches(tokens, places, model)
         return patches
 
-    def _patches(
-        self,
-        tokens: Tensor,
-        slopes: Tensor,
-        gradients: Mapping[str, Tensor],
-        entrance: TokenEmbedding,
-        model: VitClassifier,
-    ) -> Tensor:
+    def _patches(self, tokens: Tensor, slopes: Tensor, setting: "_Setting") -> Tensor:
         """Solve for patches (patches, values) in their places, from tokens and slopes (patches, dim) in any order."""
-        return entrance.patches(tokens, self._places(tokens, slopes, gradients, entrance, model), model)
+        return setting.embedding.patches(tokens, self._places(tokens, slopes, setting), setting.model)
 
-    def _places(
-        self,
-        tokens: Tensor,
-        slopes: Tensor,
-        gradients: Mapping[str, Tensor],
-        entrance: TokenEmbedding,
-        model: VitClassifier,
-    ) -> Tensor:
+    def _places(self, tokens: Tensor, slopes: Tensor, setting: "_Setting") -> Tensor:
         """Find places (tokens,) of tokens (tokens, dim), perhaps not all of the picture's, with their slopes."""
-        del slopes, gradients
-        return entrance.by_prior(tokens, model)
+        del slopes
+        return setting.embedding.by_prior(tokens, setting.model)
 
-    def _through(
-        self, model: VitClassifier, gradients: Mapping[str, Tensor], tokens: Tensor, label: int, threat: ThreatModel
-    ) -> NetworkPass:
-        all_tokens = torch.cat([centred(class_token(model))[None], tokens])
-        return pass_tokens(model, gradients, all_tokens, label, threat.label_smoothing)
-
-    def _refined(
-        self,
-        patches: Tensor,
-        equations: TokenEquations,
-        gradients: Mapping[str, Tensor],
-        entrance: TokenEmbedding,
-        model: VitClassifier,
-    ) -> tuple[Tensor, int]:
-        fixed = torch.cat([centred(class_token(model))[None], entrance.shift + entrance.positions])
-        queries = Span.of(gradients[names.FIRST_QKV_WEIGHT], equations.count)
-        joint = JointCost(equations, queries, entrance.weight, fixed, entrance.prior)
-        steps = self.options.steps
-        refined = refine(joint, patches, steps, lambda step, cost: self.on_progress(step, steps, cost))
-        return refined.patches, refined.steps
+    def _refined(self, patches: Tensor, equations: TokenEquations, setting: "_Setting") -> tuple[Tensor, int]:
+        """Search all patches at once; return them and the number of steps."""
+        embedding, steps = setting.embedding, self.options.steps
+        fixed = torch.cat([centred(class_token(setting.model))[None], embedding.shift + embedding.positions])
+        queries = Span.of(setting.gradients[names.FIRST_QKV_WEIGHT], equations.count)
+        joint = JointCost(equations, queries, embedding.weight, fixed, embedding.prior)
+        return refine(joint, patches, steps, lambda step, cost: self.on_progress(step, steps, cost))
 
 
 class FirstMlpPositions(FirstMlp):
-    """``first_mlp`` where the position embedding's gradient is left: its rows tell the place of each token's slope."""
+    """``first_mlp`` with the position embedding's gradient: its rows tell the place of each token's slope."""
 
     name = "first_mlp_positions"
     summary = "first_mlp with the position embedding's gradient, which tells places: for a patch embedding withheld"
     exploits = f"{FirstMlp.exploits}; the position embedding's gradient has one row per place"
     besides = (names.POSITION_EMBEDDING,)
 
-    def _places(
-        self,
-        tokens: Tensor,
-        slopes: Tensor,
-        gradients: Mapping[str, Tensor],
-        entrance: TokenEmbedding,
-        model: VitClassifier,
-    ) -> Tensor:
-        del tokens, entrance, model
-        return by_slopes(slopes, gradients[names.POSITION_EMBEDDING][0, 1:])
+    def _places(self, tokens: Tensor, slopes: Tensor, setting: "_Setting") -> Tensor:
+        del tokens
+        return by_slopes(slopes, setting.gradients[names.POSITION_EMBEDDING][0, 1:])
 
 
 class FirstMlpPatches(FirstMlp):
-    """``first_mlp`` where the patch embedding's gradient is left: with the tokens' slopes it states whole patches."""
+    """``first_mlp`` with the patch embedding's gradient: with the tokens' slopes it states whole patches."""
 
     name = "first_mlp_patches"
     summary = "first_mlp with the patch embedding's gradient, which states patches: for positions withheld"
     exploits = f"{FirstMlp.exploits}; the patch embedding's gradient is linear in the patches"
     besides = (names.PATCH_WEIGHT,)
 
-    def _patches(
-        self,
-        tokens: Tensor,
-        slopes: Tensor,
-        gradients: Mapping[str, Tensor],
-        entrance: TokenEmbedding,
-        model: VitClassifier,
-    ) -> Tensor:
-        if entrance.shows_all:  # then tokens are the more exact source
-            return super()._patches(tokens, slopes, gradients, entrance, model)
-        right = gradients[names.PATCH_WEIGHT].flatten(1)
+    def _patches(self, tokens: Tensor, slopes: Tensor, setting: "_Setting") -> Tensor:
+        if setting.embedding.shows_all:  # then tokens are the more exact source
+            return super()._patches(tokens, slopes, setting)
+        right = setting.gradients[names.PATCH_WEIGHT].flatten(1)
         patches = torch.linalg.lstsq(slopes.mT, right).solution
-        return in_place(patches, entrance.by_patches(tokens, patches))
+        return in_place(patches, setting.embedding.by_patches(tokens, patches))
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What the server knows of one upload."""
+
+    model: VitClassifier
+    gradients: Mapping[str, Tensor]
+    embedding: TokenEmbedding
+    label: int
+    smoothing: float  # of labels, in the clients' loss
+
+    def pass_tokens(self, tokens: Tensor) -> NetworkPass:
+        """Pass tokens (patches, dim), without the class token, through the network and back."""
+        all_tokens = torch.cat([centred(class_token(self.model))[None], tokens])
+        return pass_tokens(self.model, self.gradients, all_tokens, self.label, self.smoothing)
 
 
 def _of_all(whitened: Tensor, gradients: Mapping[str, Tensor], model: VitClassifier) -> Tensor:

@@ -26,14 +26,6 @@ GAIN = 2e-3  # of the cost: a step that gains less is the last
 
 
 @dataclass(frozen=True)
-class RefinedPatches:
-    """Where the search ended."""
-
-    patches: Tensor  # (patches, values)
-    steps: int
-
-
-@dataclass(frozen=True)
 class JointCost:
     """The cost of a picture."""
 
@@ -137,8 +129,8 @@ class JointCost:
         return torch.cat(roots), torch.cat(gradients)
 
 
-def refine(joint: JointCost, patches: Tensor, steps: int, on_step: Callable[[int, float], None]) -> RefinedPatches:
-    """Find the most likely picture near a start, by Levenberg-Marquardt.
+def refine(joint: JointCost, patches: Tensor, steps: int, on_step: Callable[[int, float], None]) -> tuple[Tensor, int]:
+    """Find the most likely picture near a start, by Levenberg-Marquardt; return it and the number of steps.
 
     Args:
         joint: The cost.
@@ -163,7 +155,7 @@ def refine(joint: JointCost, patches: Tensor, steps: int, on_step: Callable[[int
         on_step(step_count, min(cost, new_cost))
         if not new_cost < (1 - GAIN) * cost:
             break
-    return RefinedPatches(patches, step_count)
+    return patches, step_count
 
 
 def _derivative(function: Callable[[Tensor], Tensor], patches: Tensor) -> Tensor:

@@ -35,11 +35,7 @@ class TokenEmbedding:
 
     @staticmethod
     def of(model: VitClassifier) -> "TokenEmbedding":
-        """Read the embedding out of a model, in float64.
-
-        Args:
-            model: With an image size that the prior knows.
-        """
+        """Read the embedding out of a model, in float64."""
         weight, bias, positions = (
             model.get_parameter(name).detach().double()
             for name in (names.PATCH_WEIGHT, names.PATCH_BIAS, names.POSITION_EMBEDDING)

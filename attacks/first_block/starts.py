@@ -26,11 +26,7 @@ class NaturalStarts:
 
     @staticmethod
     def of(model: VitClassifier) -> "NaturalStarts":
-        """Prepare to draw starts for one model.
-
-        Args:
-            model: With an image size that the prior knows.
-        """
+        """Prepare to draw starts for one model."""
         embedding = TokenEmbedding.of(model)
         strengths, axes = torch.linalg.eigh(embedding.prior.covariance)
         return NaturalStarts(embedding, norm_of(model, "0.norm2"), axes * strengths.clamp(min=0).sqrt())

@@ -76,11 +76,7 @@ def entering(model: VitClassifier, gradients: Mapping[str, Tensor], whitened: Te
 
 
 def class_token(model: VitClassifier) -> Tensor:
-    """Return the class token with its position, (dim,): the token that everybody knows.
-
-    Args:
-        model: With the weights of the upload.
-    """
+    """Return the class token with its position, (dim,): the token that everybody knows."""
     token, positions = (model.get_parameter(name).detach() for name in (names.CLASS_TOKEN, names.POSITION_EMBEDDING))
     return (token[0, 0] + positions[0, 0]).double()
 

@@ -1,7 +1,6 @@
 """One honest upload, solved by second-order search in what its linear facts leave open."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain, islice, repeat
 
 import torch
@@ -12,8 +11,8 @@ from typing_extensions import override
 from fedmjp.attacks.base import picture
 from fedmjp.attacks.gauss_newton.certificate import ENOUGH, Certificate, certify
 from fedmjp.attacks.gauss_newton.factors import FactoredModel
-from fedmjp.attacks.gauss_newton.levenberg import Minimum, StoppingRule, jacobian, minimise
-from fedmjp.attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors
+from fedmjp.attacks.gauss_newton.levenberg import Minimum, StoppingRule, minimise
+from fedmjp.attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors, slopes_by_picture
 from fedmjp.attacks.gauss_newton.residuals import refusal as residuals_refusal
 from fedmjp.attacks.gauss_newton.space import OpenSpace
 from fedmjp.attacks.gauss_newton.tokens import by_tokens, states_tokens
@@ -78,20 +77,11 @@ class GaussNewton(ClosedFacts[VitClassifier]):
     optimises = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """Return the names of the embeddings' gradients, and of those of the linear layers of four blocks and the head.
-
-        Args:
-            model: The model.
-        """
+        """Name the gradients of the embeddings, of linear layers in four blocks, and of the head."""
         return compared_tensors(model)
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Require one step, few enough patches and unknowns, and the prior.
-
-        Args:
-            model: The model.
-            threat: What the attacker is granted.
-        """
+        """Require one step, few enough patches and unknowns, and the prior."""
         if threat.update == "delta" and threat.local_steps > 1:
             return f"compares one gradient, not the sum of {threat.local_steps} steps"
         if threat.batch_size > 1 and model.defended:
@@ -103,12 +93,7 @@ class GaussNewton(ClosedFacts[VitClassifier]):
         )
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """Account for what MJP does, unless every mask leaves too much open; noise and rounding mislead the attack.
-
-        Args:
-            model: The model.
-            threat: What the attacker is granted.
-        """
+        """Account for what MJP does, unless every mask leaves too much open; noise and rounding mislead the attack."""
         del threat
         return MJP if model.defended and self._too_many(model.grid**4) is None else frozenset()
 
@@ -153,17 +138,12 @@ class GaussNewton(ClosedFacts[VitClassifier]):
         )
 
     def _minimum(self, residuals: Residuals, space: OpenSpace, start: Tensor) -> Minimum:
-        def slopes(unknowns: Tensor) -> Tensor:
-            by_picture = unknowns.view(-1, space.root.shape[1])
-            shares = [partial(_share, residuals, space, number) for number in range(len(by_picture))]
-            return torch.cat([jacobian(share, part) for share, part in zip(shares, by_picture, strict=True)])
-
         steps = self.options.steps
         return minimise(
             lambda unknowns: residuals(space.patches(unknowns)),
             start,
             steps=steps,
-            slopes=slopes,
+            slopes=lambda unknowns: slopes_by_picture(residuals, space, unknowns),
             ends=StoppingRule(enough=ENOUGH),
             on_step=lambda step, cost: self.on_progress(step, steps, cost),
         )
@@ -200,11 +180,6 @@ def _starts(
     unknowns = len(labels) * space.root.shape[1]
     for deviation in chain([0.0], repeat(RESTART)):
         yield deviation * torch.randn(unknowns, generator=generator, dtype=torch.float64).to(space.root)
-
-
-def _share(residuals: Residuals, space: OpenSpace, number: int, unknowns: Tensor) -> Tensor:
-    """Compute what one picture adds to the residuals, as a function of its unknowns."""
-    return residuals.share(space.patches(unknowns), number)
 
 
 def _in_order(patches: Tensor, hole: Tensor, model: VitClassifier, generator: torch.Generator) -> Tensor:

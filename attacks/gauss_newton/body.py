@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from pydantic import Field
@@ -13,8 +12,8 @@ from fedmjp.attacks.base import Attack, picture
 from fedmjp.attacks.first_block.certificate import EMBEDDINGS
 from fedmjp.attacks.first_block.places import TokenEmbedding
 from fedmjp.attacks.gauss_newton.factors import FactoredModel
-from fedmjp.attacks.gauss_newton.levenberg import Minimum, StoppingRule, jacobian, minimise
-from fedmjp.attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors
+from fedmjp.attacks.gauss_newton.levenberg import Minimum, StoppingRule, minimise
+from fedmjp.attacks.gauss_newton.residuals import Residuals, compared_layers, compared_tensors, slopes_by_picture
 from fedmjp.attacks.gauss_newton.residuals import refusal as residuals_refusal
 from fedmjp.attacks.gauss_newton.space import OpenSpace
 from fedmjp.attacks.labels import labels_of, mean_gradient
@@ -73,20 +72,11 @@ class BodyNewton(Attack[VitClassifier]):
     uses_natural_patches = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """Return the names of the gradients of the linear layers of four blocks and the head.
-
-        Args:
-            model: The model.
-        """
+        """Return the names of the gradients of the linear layers of four blocks and the head."""
         return [name for name in compared_tensors(model) if name not in EMBEDDINGS]
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Require one step, no masks, few unknowns, and the prior.
-
-        Args:
-            model: The model.
-            threat: What the attacker is granted.
-        """
+        """Require one step, no masks, few unknowns, and the prior."""
         if threat.update == "delta" and threat.local_steps > 1:
             return f"compares one gradient, not the sum of {threat.local_steps} steps"
         if model.defended:
@@ -100,12 +90,7 @@ class BodyNewton(Attack[VitClassifier]):
         return None
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """Account for the noise and rounding that the server is told of.
-
-        Args:
-            model: The model.
-            threat: What the attacker is granted.
-        """
+        """Account for the noise and rounding that the server is told of."""
         del model, threat
         return frozenset({"noisy", "rounded"})
 
@@ -154,11 +139,7 @@ class BodyNewton(Attack[VitClassifier]):
             return torch.cat([residuals(space.patches(unknowns)), weight * unknowns])
 
         def slopes(unknowns: Tensor) -> Tensor:
-            by_picture = unknowns.view(-1, space.root.shape[1])
-            shares = [
-                jacobian(partial(_share, residuals, space, number), part) for number, part in enumerate(by_picture)
-            ]
-            by_residuals = torch.cat(shares)
+            by_residuals = slopes_by_picture(residuals, space, unknowns)
             return torch.cat([by_residuals, weight * torch.eye(len(unknowns)).to(by_residuals)], dim=1)
 
         return minimise(
@@ -172,11 +153,7 @@ class BodyNewton(Attack[VitClassifier]):
 
 
 def shown_directions(embedding: TokenEmbedding) -> Tensor:
-    """Return the directions of a patch that its token shows behind a LayerNorm: (rank, values), orthonormal.
-
-    Args:
-        embedding: Of the model.
-    """
+    """Return the directions of a patch that its token shows behind a LayerNorm: (rank, values), orthonormal."""
     _, singular, right = torch.linalg.svd(embedding.weight)
     directions: Tensor = right[: int((singular > NEGLIGIBLE * singular[0]).sum())]
     return directions
@@ -193,8 +170,3 @@ def _noise(target: Tensor, threat: ThreatModel) -> float:
     rounded = max(COMPUTED, threat.rounding / math.sqrt(3))
     length = float(target.norm().clamp(min=torch.finfo(target.dtype).tiny))
     return math.hypot(rounded, threat.noise_on(target) * math.sqrt(target.numel()) / length)
-
-
-def _share(residuals: Residuals, space: OpenSpace, number: int, unknowns: Tensor) -> Tensor:
-    """Compute what one picture adds to the residuals, as a function of its unknowns."""
-    return residuals.share(space.patches(unknowns), number)

@@ -53,11 +53,7 @@ class PatchPosterior:
         return PatchPosterior(along, precision.view(count, rank, count, rank), pull.view(count, rank), slopes)
 
     def gram(self, space: OpenSpace) -> Tensor:
-        """Return the second derivative again, (unknowns, unknowns), by the unknowns of a space.
-
-        Args:
-            space: Of whole pictures.
-        """
+        """Return the second derivative again, (unknowns, unknowns), by the unknowns of a space."""
         precision = self.precision.flatten(2).flatten(0, 1)
         gram: Tensor = space.root.mT @ precision @ space.root
         gram.diagonal().add_(1.0)

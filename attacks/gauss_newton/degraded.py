@@ -59,11 +59,11 @@ class SearchMethod:
 
     Attributes:
         find: In a space, from a start.
-        again: From the tokens that it found, in another order; None of a search where all patches are alike.
+        find_again: From the tokens that it found, in another order; None of a search where all patches are alike.
     """
 
     find: Find
-    again: Find | None
+    find_again: Find | None
 
 
 class NetworkDegradedOptions(Config):
@@ -135,20 +135,11 @@ class NetworkDegraded(Attack[VitClassifier]):
         return min(USUAL, float(self.options.seconds))
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """Return the names of the embeddings' gradients, and of those of the linear layers of four blocks and the head.
-
-        Args:
-            model: The model.
-        """
+        """Name the gradients of the embeddings, of linear layers in four blocks, and of the head."""
         return compared_tensors(model)
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Require one step on one picture, entries that are known but for noise, and few unknowns.
-
-        Args:
-            model: The model.
-            threat: What the attacker is granted.
-        """
+        """Require one step on one picture, entries that are known but for noise, and few unknowns."""
         if threat.update == "delta" and threat.local_steps > 1:
             return f"compares one gradient, not the sum of {threat.local_steps} steps"
         if reason := PatchEmbeddingDegraded().requirement(model, threat) or residuals_refusal(model):
@@ -167,12 +158,7 @@ class NetworkDegraded(Attack[VitClassifier]):
         return None
 
     def handles(self, model: VitClassifier, threat: ThreatModel) -> frozenset[Mark]:
-        """Account for degraded entries, unless one defence hides what another leaves, and for scaling except of signs.
-
-        Args:
-            model: The model.
-            threat: What the attacker is granted.
-        """
+        """Account for degraded entries that no further defence hides, and for scaling except of signs."""
         del model
         if unread(threat) is not None:
             return frozenset()
@@ -227,9 +213,9 @@ class NetworkDegraded(Attack[VitClassifier]):
             chains = [[SearchMethod(near, near)]]
         ordering = Ordering(space, embedding, known_entries, model, generator)
         ordered_result = self._nearest(chains, ordering, start, until)
-        if stepped and ordered_result.found.arrived and ordered_result.found.learned > LITTLE:
+        if stepped and ordered_result.result.arrived and ordered_result.result.learned > LITTLE:
             ordered_result = self._by_steps(stepped, ordering, ordered_result, until)
-        images, result = first_result.images, ordered_result.found
+        images, result = first_result.images, ordered_result.result
         if result.arrived and result.learned > LITTLE:
             ordered = ordered_result.ordered or ordering.of(result, began + self.options.seconds)[0]
             patch_weight = sent.said_of(names.PATCH_WEIGHT, ordered.unscaled)
@@ -275,7 +261,7 @@ class NetworkDegraded(Attack[VitClassifier]):
 
         Where that is, the last candidate says. So costs of two orders do not compare, and the likeliest is taken.
         """
-        space, start, result = ordering.space, ordering.start(settled.found, until), settled.found
+        space, start, result = ordering.space, ordering.start(settled.result, until), settled.result
         for least in LEAST:
             if time.thread_time() > until:
                 return settled
@@ -297,11 +283,11 @@ class NetworkDegraded(Attack[VitClassifier]):
         """Run several searches; return the first that arrives, or the nearest."""
         settled = self._search(chains, ordering, StartPoint(start), until)
         for _ in range(self.options.starts - 1):
-            if settled.found.arrived or time.thread_time() > until:
+            if settled.result.arrived or time.thread_time() > until:
                 break
             noise = torch.randn(len(start), generator=ordering.generator, dtype=start.dtype).to(start.device)
             further = self._search(chains, ordering, StartPoint(start + RESTART * noise), until)
-            settled = min((settled, further), key=lambda made: made.found.residual)
+            settled = min((settled, further), key=lambda made: made.result.residual)
         return settled
 
     def _search(
@@ -311,12 +297,12 @@ class NetworkDegraded(Attack[VitClassifier]):
         first, *alternatives = chains
         settled = self._chain(first, ordering, start, until)
         for chain in alternatives:
-            if settled.sure or settled.found.learned < LITTLE or time.thread_time() > until:
+            if settled.sure or settled.result.learned < LITTLE or time.thread_time() > until:
                 break
-            alternative = self._chain(chain, ordering, start, until).after(settled.found.minimum.steps)
+            alternative = self._chain(chain, ordering, start, until).after(settled.result.minimum.steps)
             if (
-                alternative.found.space is ordering.space
-                and alternative.found.minimum.cost < settled.found.minimum.cost
+                alternative.result.space is ordering.space
+                and alternative.result.minimum.cost < settled.result.minimum.cost
             ):
                 settled = alternative
         return settled
@@ -328,15 +314,15 @@ class NetworkDegraded(Attack[VitClassifier]):
         first, *later = searches
         settled = self._settled(first, ordering, start, until)
         for search in later:
-            if time.thread_time() > until or settled.found.learned < LITTLE:
+            if time.thread_time() > until or settled.result.learned < LITTLE:
                 break
-            following = self._settled(search, ordering, ordering.start(settled.found, until), until)
-            settled = following.after(settled.found.minimum.steps)
+            following = self._settled(search, ordering, ordering.start(settled.result, until), until)
+            settled = following.after(settled.result.minimum.steps)
         return settled
 
     def _settled(self, search: SearchMethod, ordering: Ordering, start: StartPoint, until: float) -> OrderedResult:
         """Search, and search again from the ordered tokens, until they stand in order or nothing is gained."""
-        if search.again is None:
+        if search.find_again is None:
             placeless = ordering.space.alike
             return OrderedResult(
                 search.find(placeless, StartPoint(placeless.unknowns(ordering.space.patches(start.unknowns))))
@@ -346,7 +332,7 @@ class NetworkDegraded(Attack[VitClassifier]):
             if ordering.sure(result):
                 return OrderedResult(result, ordering.as_found(result), sure=True)
             orders = ordering.of(result, until)
-            if not (better := self._better(search.again, ordering, result, orders, until)):
+            if not (better := self._better(search.find_again, ordering, result, orders, until)):
                 return OrderedResult(result, orders[0] if not orders[0].moved else ordering.as_found(result))
             result = better
         return OrderedResult(result)

@@ -28,21 +28,21 @@ class Evidence:
     """Minus twice the logarithm of how likely orders are, up to a constant.
 
     Attributes:
-        found: By a search, in any order.
+        posterior: Of a search's tokens, in any order.
         shifts: (patches, rank), by what a place's position moves a token's patch.
         natural: (patches, rank), the most natural picture.
         precision: (patches, rank, patches, rank), of natural pictures.
-        made: (patches * rank, entries), what tokens add to the patch embedding's entries, in units of noise.
-        left: (entries,), what is left to be explained by tokens.
+        contributions: (patches * rank, entries), what tokens add to the patch embedding's entries, in units of noise.
+        remainder: (entries,), what is left to be explained by tokens.
         alone: (tokens, places), what a token costs in each place.
     """
 
-    found: PatchPosterior
+    posterior: PatchPosterior
     shifts: Tensor
     natural: Tensor
     precision: Tensor
-    made: Tensor
-    left: Tensor
+    contributions: Tensor
+    remainder: Tensor
     alone: Tensor
 
     @staticmethod
@@ -86,7 +86,7 @@ class Evidence:
     @cached_property
     def _explained(self) -> Tensor:
         """Return (patches * rank, patches * rank), what the patch embedding's entries say."""
-        return self.made @ self.made.mT
+        return self.contributions @ self.contributions.mT
 
     def along(self, places: Tensor) -> Tensor:
         """Return (tokens, rank), the patches of tokens in an order of places.
@@ -94,7 +94,7 @@ class Evidence:
         Args:
             places: (tokens,) the order.
         """
-        return self.found.along + self.shifts - self.shifts[places]
+        return self.posterior.along + self.shifts - self.shifts[places]
 
     def away(self, places: Tensor) -> Tensor:
         """Return (tokens * rank,), how far patches are from the most natural picture.
@@ -113,7 +113,7 @@ class Evidence:
             remainder: (entries,), what patches leave unexplained of the patch embedding's.
         """
         cost = self.away(places) @ drawn + remainder @ remainder + self.alone.gather(1, places[:, None]).sum()
-        return cost, self.found.pull.flatten() - drawn + self.made @ remainder
+        return cost, self.posterior.pull.flatten() - drawn + self.contributions @ remainder
 
     def weighed(self, places: Tensor) -> "WeighedOrder":
         """Weigh an order, so that neighbouring orders are quick to weigh.
@@ -122,9 +122,9 @@ class Evidence:
             places: (tokens,) the order.
         """
         precision = self.precision[places][:, :, places].flatten(2).flatten(0, 1)
-        likelihood = self.found.precision.flatten(2).flatten(0, 1)
+        likelihood = self.posterior.precision.flatten(2).flatten(0, 1)
         factor = torch.linalg.cholesky(likelihood + precision + self._explained)
-        remainder = self.left - self.along(places).flatten() @ self.made
+        remainder = self.remainder - self.along(places).flatten() @ self.contributions
         return WeighedOrder(self, places, precision, precision @ self.away(places), remainder, factor)
 
     def likeliest(
@@ -167,7 +167,7 @@ class WeighedOrder:
         places: (tokens,) the order.
         precision: (tokens * rank, tokens * rank), of natural pictures, in the order of tokens.
         drawn: (tokens * rank,), ``precision`` times how far the patches are from the most natural picture.
-        left: (entries,), what patches leave unexplained of the patch embedding's.
+        remainder: (entries,), what patches leave unexplained of the patch embedding's.
         factor: (tokens * rank, tokens * rank), a lower one of all precision together.
     """
 
@@ -175,22 +175,18 @@ class WeighedOrder:
     places: Tensor
     precision: Tensor
     drawn: Tensor
-    left: Tensor
+    remainder: Tensor
     factor: Tensor
 
     @property
     def cost(self) -> float:
         """Return the cost of the order."""
-        cost_as_found, pull = self.evidence.begun(self.places, self.drawn, self.left)
+        cost_as_found, pull = self.evidence.begun(self.places, self.drawn, self.remainder)
         gained = torch.linalg.solve_triangular(self.factor, pull[:, None], upper=False).square().sum()
         return float(cost_as_found - gained + self._volume)
 
     def swapped(self, pair: tuple[int, int]) -> float:
-        """Return the cost of the order in which two tokens have each other's places.
-
-        Args:
-            pair: Their rows.
-        """
+        """Return the cost of the order in which two tokens have each other's places."""
         evidence, two, places = self.evidence, list(pair), self.places.clone()
         places[two] = self.places[two[::-1]]
         values = torch.arange(len(self.factor), device=places.device).view_as(evidence.natural)[two].flatten()
@@ -199,7 +195,9 @@ class WeighedOrder:
         drawn = more @ away[values]
         drawn[values] = more.mT @ away
         drawn += self.drawn + self.precision[:, values] @ (away - evidence.away(self.places))[values]
-        remainder = self.left - (along - evidence.along(self.places)).flatten()[values] @ evidence.made[values]
+        remainder = (
+            self.remainder - (along - evidence.along(self.places)).flatten()[values] @ evidence.contributions[values]
+        )
         cost_as_found, pull = evidence.begun(places, drawn, remainder)
         # The precision changes by U both^-1 U^T, where U has the unit vectors of these values, and ``more``.
         by_change = torch.cat([self._inverse[:, values], self._inverse @ more], dim=1)

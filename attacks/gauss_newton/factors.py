@@ -37,11 +37,7 @@ class Factors:
     at_tokens: Tensor
 
     def gradient(self, name: str) -> Tensor:
-        """Form the gradient of the position embedding (tokens, dim), or of a layer's weight (rows, columns) or bias.
-
-        Args:
-            name: Of the parameter.
-        """
+        """Form the gradient of the position embedding (tokens, dim), or of a layer's weight (rows, columns) or bias."""
         if name == names.POSITION_EMBEDDING:
             return self.at_tokens.sum(dim=0)
         layer, kind = name.rsplit(".", maxsplit=1)
@@ -64,11 +60,7 @@ class FactoredModel:
                 network.get_submodule(name).register_forward_hook(partial(self._tap, name))
 
     def network(self, dtype: torch.dtype) -> VitClassifier:
-        """Return the copy of float32 or float64.
-
-        Args:
-            dtype: Which.
-        """
+        """Return the copy of float32 or float64."""
         return self._networks[dtype]
 
     def __call__(self, patches: Tensor, labels: Tensor, batch: int, positions: Tensor) -> Factors:

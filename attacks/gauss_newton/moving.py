@@ -79,11 +79,7 @@ class PlainFactors:
         return _Pass(self._plain[tokens.dtype], tokens, self._target.to(tokens.dtype))
 
     def named(self, layers: Layers) -> list[tuple[str, tuple[Tensor, Tensor]]]:
-        """Select the wanted layers, in their order, by the names that a run has for them.
-
-        Args:
-            layers: Of a run.
-        """
+        """Select the wanted layers, in their order, by the names that a run has for them."""
         names_of_run = (name.removeprefix(PREFIX) for name in self._layers)
         return [(name, layers[name]) for name in names_of_run]
 

@@ -66,11 +66,7 @@ class SearchResult:
         return strengths.clamp(min=1.0), axes  # the prior's is 1: rounding makes less of it
 
     def after(self, steps: int) -> "SearchResult":
-        """Add the steps of preceding searches.
-
-        Args:
-            steps: How many.
-        """
+        """Add the steps of preceding searches."""
         return replace(self, minimum=replace(self.minimum, steps=self.minimum.steps + steps))
 
 
@@ -94,22 +90,18 @@ class OrderedResult:
     """A search, and the order of its tokens, if it is known already.
 
     Attributes:
-        found: By the search.
+        result: Of the search.
         ordered: Its tokens.
         sure: Whether the position embedding's entries leave no doubt of their order.
     """
 
-    found: SearchResult
+    result: SearchResult
     ordered: OrderedTokens | None = None
     sure: bool = False
 
     def after(self, steps: int) -> "OrderedResult":
-        """Add the steps of preceding searches.
-
-        Args:
-            steps: How many.
-        """
-        return replace(self, found=self.found.after(steps))
+        """Add the steps of preceding searches."""
+        return replace(self, result=self.result.after(steps))
 
 
 @dataclass(frozen=True)
@@ -119,14 +111,14 @@ class Ordering:
     Attributes:
         space: That is searched.
         entrance: Of the model.
-        known: Entries of both embeddings' gradients.
+        known_entries: Entries of both embeddings' gradients.
         model: With the weights of the upload.
         generator: Draws orders to begin with.
     """
 
     space: OpenSpace
     entrance: TokenEmbedding
-    known: Mapping[str, KnownEntries]
+    known_entries: Mapping[str, KnownEntries]
     model: VitClassifier
     generator: torch.Generator
 
@@ -140,7 +132,7 @@ class Ordering:
         standing_order = self.as_found(result)
         stated, unscaled = standing_order.stated, standing_order.unscaled
         patch_weight, positions = (
-            self.known[name].scaled(unscaled) for name in (names.PATCH_WEIGHT, names.POSITION_EMBEDDING)
+            self.known_entries[name].scaled(unscaled) for name in (names.PATCH_WEIGHT, names.POSITION_EMBEDDING)
         )
         if not positions.values.any():
             return [standing_order]
@@ -162,13 +154,9 @@ class Ordering:
         ]
 
     def sure(self, result: SearchResult) -> bool:
-        """Tell whether any two tokens in each other's places would fit the entries there worse, beyond doubt.
-
-        Args:
-            result: Of a search.
-        """
+        """Tell whether any two tokens in each other's places would fit the entries there worse, beyond doubt."""
         patches = result.space.patches(result.minimum.point)[0]
-        positions = self.known[names.POSITION_EMBEDDING].scaled(1 / result.residuals.scale(patches))
+        positions = self.known_entries[names.POSITION_EMBEDDING].scaled(1 / result.residuals.scale(patches))
         slopes = result.residuals.factors(patches).at_tokens[0, self.model.prefix_tokens :]
         distances = off(slopes, positions, self.model.prefix_tokens)
         stands = distances.diagonal()
@@ -176,11 +164,7 @@ class Ordering:
         return bool((more.fill_diagonal_(torch.inf) > DOUBT).all())
 
     def as_found(self, result: SearchResult) -> OrderedTokens:
-        """Return the tokens of a result where they stand.
-
-        Args:
-            result: Of a search.
-        """
+        """Return the tokens of a result where they stand."""
         patches = result.space.patches(result.minimum.point)[0]
         slopes = result.residuals.factors(patches).at_tokens[0, self.model.prefix_tokens :]
         stated = PatchPosterior.of(result.space, result.minimum.point, result.spectrum, slopes)

@@ -111,19 +111,11 @@ class KnownEntries:
         return replace(self._chosen(indices), crossing=(rows, columns))
 
     def largest(self, most: int) -> "KnownEntries":
-        """Select the largest entries.
-
-        Args:
-            most: At most so many.
-        """
+        """Select the largest entries."""
         return self._chosen(self.values.abs().argsort(descending=True)[:most])
 
     def scaled(self, factor: float) -> "KnownEntries":
-        """Scale all entries.
-
-        Args:
-            factor: Not 0.
-        """
+        """Scale all entries."""
         precision, step = self.precision / factor**2, self.step * abs(factor)
         return replace(self, values=self.values * factor, precision=precision, step=step)
 
@@ -202,11 +194,7 @@ class PickedResiduals:
         return self.compared(self.factors(patches))
 
     def compared(self, factors: Factors) -> Tensor:
-        """Compare a candidate's factors: (entries,), about 1 each.
-
-        Args:
-            factors: Of the candidate.
-        """
+        """Compare a candidate's factors: (entries,), about 1 each."""
         computed = self._entries(factors)
         scale = self._scale(computed)
         return torch.cat([entries.apart(computed[name] * scale) for name, entries in self._known.items()])
@@ -308,22 +296,13 @@ def some(by_tensor: Mapping[str, KnownEntries], unknowns: int, generator: torch.
 
 
 def largest(by_tensor: Mapping[str, KnownEntries], unknowns: int) -> dict[str, KnownEntries]:
-    """Select the largest entries, as many as a search for so many unknowns needs.
-
-    Args:
-        by_tensor: Known entries.
-        unknowns: How many.
-    """
+    """Select the largest entries, as many as a search for so many unknowns needs."""
     share = ENOUGH * unknowns / sum(entries.of for entries in by_tensor.values())
     return {name: entries.largest(math.ceil(share * entries.of)) for name, entries in by_tensor.items()}
 
 
 def anywhere(by_tensor: Mapping[str, KnownEntries]) -> dict[str, KnownEntries]:
-    """Drop the entries that tell where a token stands.
-
-    Args:
-        by_tensor: Known entries.
-    """
+    """Drop the entries that tell where a token stands."""
     return {name: entries for name, entries in by_tensor.items() if name != names.POSITION_EMBEDDING}
 
 

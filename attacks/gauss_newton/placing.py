@@ -161,12 +161,7 @@ class Swaps:
         return more.fill_diagonal_(torch.inf)
 
     def take(self, first: int, second: int) -> None:
-        """Swap two tokens.
-
-        Args:
-            first: Row of a token.
-            second: Row of another one.
-        """
+        """Swap two tokens."""
         two = torch.tensor([first, second], device=self.places.device)
         old_indices = self._placing.indices(self.places)[two, two]
         self.places[two] = self.places[two.flip(0)]

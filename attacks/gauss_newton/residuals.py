@@ -7,12 +7,15 @@ float32 rounds all of them to about the same share.
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmjp.attacks.gauss_newton.factors import PREFIX, FactoredModel, Factors
+from fedmjp.attacks.gauss_newton.levenberg import jacobian
+from fedmjp.attacks.gauss_newton.space import OpenSpace
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 
@@ -20,11 +23,7 @@ SKETCH = 64  # rows and columns of a weight's gradient that are compared, above 
 
 
 def compared_layers(model: VitClassifier) -> list[str]:
-    """List the linear layers of the first two blocks, the middle and the last one, and the head.
-
-    Args:
-        model: The model.
-    """
+    """List the linear layers of the first two blocks, the middle and the last one, and the head."""
     last = len(model.backbone.blocks) - 1
     blocks = sorted({0, min(1, last), (last + 1) // 2, last})
     prefixes = (*(f"{PREFIX}blocks.{index}." for index in blocks), f"{PREFIX}head")
@@ -33,11 +32,7 @@ def compared_layers(model: VitClassifier) -> list[str]:
 
 
 def compared_tensors(model: VitClassifier) -> list[str]:
-    """List the parameters whose gradients are compared.
-
-    Args:
-        model: The model.
-    """
+    """List the parameters whose gradients are compared."""
     layers = [f"{layer}.{kind}" for layer in compared_layers(model) for kind in ("weight", "bias")]
     parameters = dict(model.named_parameters())
     unknown = [names.UNKNOWN_EMBEDDING] if model.defended else []
@@ -45,11 +40,7 @@ def compared_tensors(model: VitClassifier) -> list[str]:
 
 
 def refusal(model: VitClassifier) -> str | None:
-    """Say why the gradients of a model's candidates cannot be computed here; None if they can.
-
-    Args:
-        model: Any model.
-    """
+    """Say why the gradients of a model's candidates cannot be computed here; None if they can."""
     if not isinstance(getattr(model.backbone.patch_embed, "norm", None), nn.Identity):
         return "the patch embedding is more than one linear map of each patch"
     if model.index_embedding is not None:
@@ -160,6 +151,22 @@ class Residuals:
             gradients[f"{name}.weight"] = (rows @ left_sketch).mT @ (factors.inputs[name] @ right_sketch)
             gradients[f"{name}.bias"] = rows.sum(dim=0)
         return gradients
+
+
+def slopes_by_picture(residuals: Residuals, space: OpenSpace, unknowns: Tensor) -> Tensor:
+    """Compute the Jacobian (unknowns, residuals) picture by picture: no picture's part needs another picture.
+
+    Args:
+        residuals: Of one upload.
+        space: That is searched.
+        unknowns: (pictures * those of one picture,).
+    """
+
+    def share(number: int, part: Tensor) -> Tensor:
+        return residuals.share(space.patches(part), number)
+
+    by_picture = unknowns.view(-1, space.root.shape[1])
+    return torch.cat([jacobian(partial(share, number), part) for number, part in enumerate(by_picture)])
 
 
 def _sketch(size: int, generator: torch.Generator) -> Tensor:

@@ -36,12 +36,7 @@ class OpenSpace:
 
     @staticmethod
     def of(affine: AffinePatches, model: Entrance) -> "OpenSpace":
-        """Build the space of the pictures that the facts allow.
-
-        Args:
-            affine: What the facts leave open.
-            model: With an image size that the prior knows.
-        """
+        """Build the space of the pictures that the facts allow."""
         if not len(affine.basis):
             return OpenSpace(affine.fixed, affine.basis, affine.fixed.new_zeros(0, 0))
         precision = _precision(affine, model)
@@ -132,11 +127,7 @@ class Prior:
 
     @staticmethod
     def of(model: Entrance) -> "Prior":
-        """Read it in the network's input space. The last one is cached: it takes seconds, and is often asked for again.
-
-        Args:
-            model: With an image size that the prior knows.
-        """
+        """Read it in the network's input space; the last one is cached, because it takes seconds."""
         normalised = torch.cat([model.mean.flatten(), model.std.flatten()])
         kind = (model.image_size, model.patch_size, normalised.device, *normalised.tolist())
         if kind not in _LAST:

@@ -8,25 +8,34 @@ The gradients of the first MLP single out every token behind the first attention
 - By picture. The class token of picture b takes home o_b = sum_t a_t v_t from the tokens of that picture. Its query is
   known, and so the weight w_t of every token before the softmax divides: sum_t w_t (v_t - o_b) = 0. These equations are
   linear in which tokens belong to the picture, and are as many as the dimensions of a token.
-- By refinement. Tokens that were missed are then found, and the others told better, picture by picture (``refined``).
+- By refinement. Tokens that were missed are then found, and the others told better, picture by picture
+  (``PlaceEquations``).
 - By label. The head's gradient is V^T F with the features F of the pictures, which the network computes, and V shows
   each picture's label.
+
+The refinement searches one picture's tokens at once, on the equations of the first block alone. Loud tokens that are
+nearly alike, as of a bright sky, are zeros of the first MLP's equations that lie in one valley, and a search among all
+tokens may miss them. But the token of a place enters the block as z = s + Z^T c with few unknowns c, and attention
+carries it into every other token of its picture. Together the tokens of a picture have many more equations than
+unknowns, and no other picture is in them.
 """
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
+from torch.func import jvp, vmap
 
 from fedmjp.attacks.first_block import block
 from fedmjp.attacks.first_block.block import FC1_WEIGHT, FC2_WEIGHT
 from fedmjp.attacks.first_block.equations import TokenEquations
-from fedmjp.attacks.first_block.search import ROUNDS, STARTS, search
+from fedmjp.attacks.first_block.search import ROUNDS, STARTS, TRUE, search
 from fedmjp.attacks.first_block.tokens import EnteringTokens, centred, class_token, entering
-from fedmjp.attacks.gauss_newton.refined import PlaceEquations
+from fedmjp.attacks.gauss_newton.levenberg import StoppingRule, minimise
 from fedmjp.attacks.mjp.affine import AffinePatches
 from fedmjp.attacks.mjp.closing import close
 from fedmjp.models import names
@@ -174,3 +183,58 @@ def _assigned(costs: Tensor) -> Tensor:
     """Return (rows,) columns, each once, of the least sum of costs."""
     _, columns = linear_sum_assignment(costs.cpu().numpy())
     return torch.from_numpy(columns).to(costs.device)
+
+
+STEPS = 15
+CHUNK = 64  # directions that are differentiated at a time
+
+
+@dataclass(frozen=True)
+class PlaceEquations:
+    """What the linear facts leave open of the tokens that enter the first block."""
+
+    equations: TokenEquations
+    class_token: Tensor  # (dim,) with its position
+    still: Tensor  # (patches, dim), s
+    moves: Tensor  # (rank, dim), Z
+
+    def refined(self, along: Tensor) -> Tensor:
+        """Refine the unknowns of a picture; they stay as they are where the equations explain them.
+
+        Args:
+            along: C (patches, rank), near the picture.
+        """
+        weights = self._weights(along)
+        errors = weights[:, None] * self._remainders(along)
+        if bool((errors.square().sum(1) <= TRUE**2).all()):
+            return along
+
+        def function(unknowns: Tensor) -> Tensor:
+            return (weights[:, None] * self._remainders(unknowns.view_as(along))).flatten()
+
+        def slopes(unknowns: Tensor) -> Tensor:
+            whole = torch.eye(len(unknowns)).to(unknowns)
+            parts = [
+                vmap(lambda one: jvp(function, (unknowns,), (one,))[1])(some) for some in torch.split(whole, CHUNK)
+            ]
+            return torch.cat(parts)
+
+        ended = minimise(
+            function, along.flatten(), steps=STEPS, slopes=slopes, ends=StoppingRule(enough=float(len(along)))
+        )
+        return ended.point.view_as(along)
+
+    def _behind(self, along: Tensor) -> Tensor:
+        """Return (patches, dim) whitened tokens behind the attention."""
+        first = self.equations.block
+        whole = torch.cat([self.class_token[None], self.still + along @ self.moves])
+        behind = whole + first.attention(whole, first.keys_values(whole))
+        return first.norm2.whiten(behind[1:])[0]
+
+    def _remainders(self, along: Tensor) -> Tensor:
+        """Return (patches, equations), zero for true tokens."""
+        return self.equations.at(self._behind(along)).remainders
+
+    def _weights(self, along: Tensor) -> Tensor:
+        """Return (patches,) one over the length that rounding leaves of each token's equations."""
+        return self.equations.expected(self.equations.at(self._behind(along))).rsqrt()

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.first_block.block import gelu
 from fedmjp.attacks.first_block.equations import Span
 from fedmjp.attacks.mjp.span.equations import Attended, PatchEquations, PatchPoint, PatchSet
 
@@ -44,19 +43,18 @@ class FreeSpace:
         unit_duals = (duals / duals.norm(dim=1, keepdim=True)) @ span.columns.mT
         return FreeSpace(span.columns @ complete[:, len(known_rows) :], unit_duals)
 
-    def added(self, rows: Tensor, own_directions: Tensor | None) -> Tensor:
-        """Return (rows, values): what rows add to the known ones.
+    def added(self, rows: Tensor, members: Tensor | None) -> Tensor:
+        """Return what rows add to the known ones, (rows, values).
 
         Args:
             rows: (rows, values).
-            own_directions: (rows, values), where the rows are known themselves and all other known rows count.
+            members: (rows,) which known rows they are themselves; then all other known rows count.
         """
         added = rows @ self.free @ self.free.mT
-        return (
-            added
-            if own_directions is None
-            else added + (rows * own_directions).sum(dim=1, keepdim=True) * own_directions
-        )
+        if members is None:
+            return added
+        duals = self.duals[members]
+        return added + (rows * duals).sum(dim=1, keepdim=True) * duals
 
 
 @dataclass(frozen=True)
@@ -81,20 +79,16 @@ class SeparationMerit:
         entering = torch.cat(
             [equations.class_token, equations.tokens(patches.coefficients, patches.all_places(equations))]
         )
-        inputs, activations = _rows(equations, equations.at(attended(entering)))
+        point = equations.at(attended(entering))
         return SeparationMerit(
             equations,
             attended,
-            FreeSpace.of(equations.inputs, inputs),
-            FreeSpace.of(equations.activations, activations),
+            FreeSpace.of(equations.inputs, point.inputs),
+            FreeSpace.of(equations.activations, point.activations),
         )
 
     def among(self, patches: PatchSet) -> "SeparationMerit":
-        """Build the merit of the known masked patches themselves, each against all others.
-
-        Args:
-            patches: The known ones.
-        """
+        """Build the merit of the known masked patches themselves, each against all others."""
         first = 1 + len(patches.visible)
         return replace(self, members=torch.arange(first, first + len(patches.masked), device=patches.masked.device))
 
@@ -122,18 +116,9 @@ class SeparationMerit:
 
     def _added(self, point: PatchPoint, rows: Tensor) -> PatchPoint:
         """Return the point with what tokens add to the known ones, so that its cost is n."""
-        inputs, activations = _rows(self.equations, point)
         members = None if self.members is None else self.members[rows]
         return replace(
             point,
-            outside_inputs=self.inputs.added(inputs, None if members is None else self.inputs.duals[members]),
-            outside_activations=self.activations.added(
-                activations, None if members is None else self.activations.duals[members]
-            ),
+            outside_inputs=self.inputs.added(point.inputs, members),
+            outside_activations=self.activations.added(point.activations, members),
         )
-
-
-def _rows(equations: PatchEquations, point: PatchPoint) -> tuple[Tensor, Tensor]:
-    """Return (rows, dim) h and (rows, hidden) a."""
-    norm = equations.block.norm2
-    return point.whitened * norm.gain + norm.bias, gelu(point.before_gelu)

@@ -88,20 +88,11 @@ class MjpSpan(ClosedFacts[VitClassifier]):
     optimises = True
 
     def tensors(self, model: VitClassifier) -> Sequence[str]:
-        """Return what the linear facts need, and of a defended model the first block's MLP and attention output.
-
-        Args:
-            model: The model.
-        """
+        """Return what the linear facts need, and of a defended model the first block's MLP and attention output."""
         return [*super().tensors(model), *(TENSORS if model.defended else ())]
 
     def requirement(self, model: VitClassifier, threat: ThreatModel) -> str | None:
-        """Require one step on one picture, the block written out in ``block``, and the prior.
-
-        Args:
-            model: The model.
-            threat: What the attacker is granted.
-        """
+        """Require one step on one picture, the block written out in ``block``, and the prior."""
         if threat.batch_size != 1 or (threat.local_steps != 1 and threat.update == "delta"):
             return "needs one step on a single picture: more of either spans more tokens than the dimensions hold"
         if model.index_embedding is not None:

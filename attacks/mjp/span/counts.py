@@ -22,12 +22,7 @@ TINY = 1e-10  # of the mean diagonal, which makes the normal matrix positive def
 
 
 def with_copies(equations: PatchEquations, patches: PatchSet) -> PatchSet:
-    """Return as many masked patches as there are: the known ones, then copies of them, unless none is known.
-
-    Args:
-        equations: Of one upload.
-        patches: The known ones.
-    """
+    """Return as many masked patches as there are: the known ones, then copies of them, unless none is known."""
     missing, kinds = equations.unknowns - len(patches.masked), len(patches.masked)
     if not missing or not kinds:
         return patches
@@ -52,7 +47,7 @@ def _fitted(equations: PatchEquations, patches: PatchSet) -> tuple[Tensor, Tenso
 
     def residuals(copies: Tensor) -> Tensor:
         point = equations.at(attended(equations, patches, 1 + copies)(tokens))
-        return torch.cat([point.outside_inputs, point.outside_activations], dim=1)
+        return point.remainders
 
     for _ in range(PASSES):
         point = equations.at(attended(equations, patches, 1 + counts)(tokens))

@@ -33,10 +33,9 @@ from fedmjp.attacks.first_block.block import (
     PROJ_WEIGHT,
     FirstBlock,
     first_block,
-    gelu,
     gelu_slope,
 )
-from fedmjp.attacks.first_block.equations import Span
+from fedmjp.attacks.first_block.equations import MlpPoint, Span
 from fedmjp.attacks.linear_systems import NEGLIGIBLE
 from fedmjp.attacks.mjp.facts import LinearFacts
 from fedmjp.models import names
@@ -52,14 +51,10 @@ Attended = Callable[[Tensor], Tensor]  # z (tokens, dim) to z + o(z)
 
 
 @dataclass(frozen=True)
-class PatchPoint:
+class PatchPoint(MlpPoint):
     """The equations at some tokens: what their values and their derivatives need."""
 
-    whitened: Tensor
-    deviation: Tensor
-    before_gelu: Tensor
-    outside_inputs: Tensor
-    outside_activations: Tensor
+    deviation: Tensor  # (rows, 1), which norm2 divides by
 
     def __getitem__(self, rows: Tensor) -> "PatchPoint":
         """Select some of the tokens."""
@@ -75,11 +70,6 @@ class PatchPoint:
         """
         for name in self.__dataclass_fields__:
             getattr(self, name)[rows] = getattr(source, name)[source_rows]
-
-    @property
-    def cost(self) -> Tensor:
-        """Sum the squares, (tokens,), without the level's."""
-        return self.outside_inputs.square().sum(1) + self.outside_activations.square().sum(1)
 
 
 @dataclass(frozen=True)
@@ -151,22 +141,12 @@ class PatchEquations:
             attended: (rows, dim), z + o.
         """
         whitened, deviation = self.block.norm2.whiten(attended)
-        inputs = whitened * self.block.norm2.gain + self.block.norm2.bias
-        before_gelu = self.block.fc1(inputs)
-        activated = gelu(before_gelu)
-        return PatchPoint(
-            whitened, deviation, before_gelu, self.inputs.remainder(inputs), self.activations.remainder(activated)
-        )
+        point = MlpPoint.of(whitened, self.block, self.inputs, self.activations)
+        return PatchPoint(**vars(point), deviation=deviation)
 
     def noise(self, point: PatchPoint) -> Tensor:
-        """Return (rows,) the length that rounding gives r at true tokens.
-
-        Args:
-            point: The equations at some tokens.
-        """
-        inputs = point.whitened * self.block.norm2.gain + self.block.norm2.bias
-        expected = self.inputs.expected(inputs) + self.activations.expected(gelu(point.before_gelu))
-        return expected.sqrt()
+        """Return (rows,) the length that rounding gives r at true tokens."""
+        return (self.inputs.expected(point.inputs) + self.activations.expected(point.activations)).sqrt()
 
     def level_error(self, coefficients: Tensor, places: Tensor) -> Tensor:
         """Return (rows,) the last equation: k (l.c - 1), 0 where not masked.
@@ -202,11 +182,7 @@ class PatchEquations:
         return matrices, self.gradient(point) + level * self.level_error(coefficients, places)[:, None] * self.level
 
     def gradient(self, point: PatchPoint) -> Tensor:
-        """Return (rows, unknowns), J^T r without J and without the level's.
-
-        Args:
-            point: The equations at some tokens.
-        """
+        """Return (rows, unknowns), J^T r without J and without the level's."""
         at_gelu = point.outside_activations * gelu_slope(point.before_gelu)
         white = at_gelu @ self._gained + point.outside_inputs * self.block.norm2.gain
         along = (white * point.whitened).mean(dim=1, keepdim=True)
@@ -214,11 +190,7 @@ class PatchEquations:
         return gradient
 
     def jacobians(self, point: PatchPoint) -> tuple[Tensor, Tensor]:
-        """Return float32 Jacobians: (dim, rows, unknowns) of h and (hidden, rows, unknowns) of a.
-
-        Args:
-            point: The equations at some tokens.
-        """
+        """Return float32 Jacobians: (dim, rows, unknowns) of h and (hidden, rows, unknowns) of a."""
         white = point.whitened
         along = (white @ self._centred / white.shape[1]).float()  # layer normalisation removes it
         scale = (1 / point.deviation).T[:, :, None].float()
@@ -283,11 +255,7 @@ class PatchSet:
         return PatchSet(self.places, coefficients[: len(self.places)], coefficients[len(self.places) :])
 
     def all_places(self, setup: PatchEquations) -> Tensor:
-        """Return the places of its coefficients; of masked patches any place in the hole.
-
-        Args:
-            setup: The equations.
-        """
+        """Return the places of its coefficients; of masked patches any place in the hole."""
         return torch.cat([self.places, setup.hole[: len(self.masked)]])
 
 

@@ -44,7 +44,7 @@ class _Problem:
         """Return (patches, equations)."""
         point = self.equations.at(self.attended(values))
         level = self.equations.level_error(values, self.places)[:, None]
-        return torch.cat([point.outside_inputs, point.outside_activations, level], dim=1)
+        return torch.cat([point.remainders, level], dim=1)
 
     def merit(self, values: Tensor, residuals: Tensor) -> Tensor:
         cost = residuals.square().sum(dim=1)
@@ -87,12 +87,7 @@ class _Problem:
 
 
 def transpose_of(function: Callable[[Tensor], Tensor], values: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Return a function's value, and the transpose of its derivative there.
-
-    Args:
-        function: Differentiable.
-        values: Where.
-    """
+    """Return a function's value, and the transpose of its derivative there."""
     pair: Any = vjp(function, values)
     result: Tensor = pair[0]
     return result, lambda weights: pair[1](weights)[0]

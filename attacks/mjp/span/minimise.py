@@ -62,11 +62,7 @@ class Zeros:
         return torch.tensor(selected, dtype=torch.int64)
 
     def joined(self, further: "Zeros") -> "Zeros":
-        """Concatenate these and further ones.
-
-        Args:
-            further: Zeros.
-        """
+        """Concatenate these and further ones."""
         return Zeros(
             *(torch.cat([getattr(zeros, name) for zeros in (self, further)]) for name in self.__dataclass_fields__)
         )

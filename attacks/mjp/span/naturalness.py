@@ -23,12 +23,7 @@ class Naturalness:
 
     @staticmethod
     def of(affine: AffinePatches, model: VitClassifier) -> "Naturalness":
-        """Read the prior for patches of the model's size.
-
-        Args:
-            affine: Which patches are possible.
-            model: With an image size that the prior knows.
-        """
+        """Read the prior for patches of the model's size."""
         prior = natural_inputs(model)
         factor = torch.linalg.cholesky(prior.covariance)
         precision = torch.cholesky_solve(affine.basis.mT, factor)

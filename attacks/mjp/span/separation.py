@@ -2,7 +2,7 @@
 
 A search from random points meets the patches that stand alone. What it leaves is nearly alike to something that is
 known, or it is known as a mixture. Here every known token is first minimised apart from all others (``apart``), which
-takes mixtures to one of what they mix; then new ones are sought beside the known ones (``tangents``) and among what is
+takes mixtures to one of what they mix; then new ones are sought beside the known ones (``starts``) and among what is
 seen of the picture. Each must fit, and must add to the known ones more than its residual. What is still missing has
 stand-ins in the attention (``unseen``).
 """
@@ -18,8 +18,7 @@ from fedmjp.attacks.mjp.span.counts import with_copies
 from fedmjp.attacks.mjp.span.equations import Attended, PatchEquations, PatchSet
 from fedmjp.attacks.mjp.span.minimise import Steps, minimise
 from fedmjp.attacks.mjp.span.naturalness import Naturalness
-from fedmjp.attacks.mjp.span.starts import Kind, starts
-from fedmjp.attacks.mjp.span.tangents import starts_beside
+from fedmjp.attacks.mjp.span.starts import Kind, starts, starts_beside
 from fedmjp.attacks.mjp.span.unseen import CompletePatches, fitted
 from fedmjp.attacks.mjp.span.visible import IMPOSSIBLE, VisiblePatches, good_patches, restarted
 
@@ -132,12 +131,7 @@ def _round(
 
 
 def polished(equations: PatchEquations, tokens: CompletePatches) -> CompletePatches:
-    """Minimise masked patches one by one, apart from all others, and fit the others before and after.
-
-    Args:
-        equations: Of one upload.
-        tokens: All patches.
-    """
+    """Minimise masked patches one by one, apart from all others, and fit the others before and after."""
     tokens = fitted(equations, tokens, FITTED)
     known_patches, with_attention = tokens.found(equations), tokens.attended(equations)
     merit = SeparationMerit.of(equations, known_patches, with_attention).among(known_patches)

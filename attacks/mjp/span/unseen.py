@@ -38,27 +38,15 @@ class CompletePatches:
     around: Tensor  # what these are expected to resemble
 
     def found(self, equations: PatchEquations) -> PatchSet:
-        """Return those that fulfil their own equations.
-
-        Args:
-            equations: Of the upload.
-        """
+        """Return those that fulfil their own equations."""
         return good_patches(equations, self.visible, self.masked)
 
     def all(self, equations: PatchEquations) -> PatchSet:
-        """Return all of them.
-
-        Args:
-            equations: Of the upload.
-        """
+        """Return all of them."""
         return PatchSet(equations.visible, self.visible.coefficients, torch.cat([self.masked, self.unseen]))
 
     def attended(self, equations: PatchEquations) -> Attended:
-        """Return the map z -> z + o(z), with all of them in the attention.
-
-        Args:
-            equations: Of the upload.
-        """
+        """Return the map z -> z + o(z), with all of them in the attention."""
         return attended(equations, self.all(equations))
 
     def without(self, dropped: Tensor) -> "CompletePatches":
@@ -188,7 +176,7 @@ class _Problem:
 
     def _outside(self, whole: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
         point = self._point(whole, rows)
-        return (torch.cat([point.outside_inputs, point.outside_activations], dim=1) * weights[:, None]).flatten()
+        return (point.remainders * weights[:, None]).flatten()
 
     def _of_a_stand_in(self, whole: Tensor) -> Tensor:
         """Return (unknowns, unknowns) of the Gauss-Newton matrix of one stand-in: all are attended to alike."""
