@@ -100,8 +100,8 @@ class Journal:
         refused: int,
         seconds: float,
         weights: Mapping[str, Tensor],
-    ) -> None:
-        """Add a round to the history.
+    ) -> Mapping[str, Value]:
+        """Add a round to the history and return its row.
 
         Args:
             server_round: Number of the round, from 1.
@@ -115,25 +115,25 @@ class Journal:
         spent = pipeline.spent(max(self._uploads.values()))
         accuracy = self._validation.accuracy(weights)
         reported = [_plausible(report) for report in metrics]
-        self._history.append(
-            {
-                "round": server_round,
-                "loss": _mean(reported, "loss"),
-                "validation_loss": accuracy.loss,
-                "top1": accuracy.top1,
-                "learning_rate": _mean(reported, "learning-rate"),
-                "clients": len(reported) * pipeline.clients,
-                "refused": refused,
-                "skipped": _sum(reported, "skipped"),
-                "pictures": _sum(reported, "pictures"),
-                "validation_pictures": accuracy.total,
-                "seconds": seconds,
-                "images_per_second": _sum(reported, "pictures") / seconds,
-                "upload_bytes": self._uploaded * pipeline.bits / 8,
-                "upload_seconds": _mean(reported, "upload-seconds"),
-                "epsilon": None if spent is None else spent.epsilon,
-            }
-        )
+        row: dict[str, Value] = {
+            "round": server_round,
+            "loss": _mean(reported, "loss"),
+            "validation_loss": accuracy.loss,
+            "top1": accuracy.top1,
+            "learning_rate": _mean(reported, "learning-rate"),
+            "clients": len(reported) * pipeline.clients,
+            "refused": refused,
+            "skipped": _sum(reported, "skipped"),
+            "pictures": _sum(reported, "pictures"),
+            "validation_pictures": accuracy.total,
+            "seconds": seconds,
+            "images_per_second": _sum(reported, "pictures") / seconds,
+            "upload_bytes": self._uploaded * pipeline.bits / 8,
+            "upload_seconds": _mean(reported, "upload-seconds"),
+            "epsilon": None if spent is None else spent.epsilon,
+        }
+        self._history.append(row)
+        return row
 
     def keep(self, server_round: int, weights: Mapping[str, Tensor], aggregator: Aggregator) -> None:
         """Write a checkpoint where it is due.

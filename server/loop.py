@@ -22,6 +22,7 @@ from fedmjp.scenario import FEWEST_ROBUST, AnyScenario, TrainingScenario
 from fedmjp.server.aggregation import Aggregator
 from fedmjp.server.changing import Group, WeightChanges
 from fedmjp.server.cohort import UpdatePart, bound_examples, find_long_updates, measure_parts
+from fedmjp.server.events import EventFile
 from fedmjp.server.journal import Journal
 from fedmjp.server.patience import START, Patience
 from fedmjp.server.refusals import Refusal, RefusalFile
@@ -33,6 +34,7 @@ from fedmjp.server.site_validation import SiteValidation
 from fedmjp.server.tap import UploadTap
 from fedmjp.server.uploads import UploadFolder
 from fedmjp.server.validation import Validation
+from fedmjp.training.history import Value
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, REPORTED, uploads_folder
 
@@ -66,6 +68,7 @@ class Federation:
         validation: Validation | None = None,
     ) -> None:
         self._grid, self._scenario, self._run, self._index = grid, scenario, run, index
+        self._events = EventFile.of_run(run)
         model = build(scenario.network)
         self._weights: dict[str, Tensor] = {name: value.clone() for name, value in model.state_dict().items()}
         self._changes = WeightChanges(scenario, model)
@@ -97,6 +100,7 @@ class Federation:
         gc.freeze()  # what is there by now stays: to look through it after every few updates would take long
         try:
             for server_round in range(self._done + 1, self._scenario.rounds + 1):
+                self._events.add("round begun", scenario=self._scenario.label, round=server_round)
                 self._round(server_round)
                 log(INFO, "[ROUND %s/%s] done", server_round, self._scenario.rounds)
         finally:
@@ -107,7 +111,8 @@ class Federation:
     def _validation(self, model: Classifier, training: Training) -> Validation | SiteValidation:
         if training.validation == "sites":
             return SiteValidation(self._grid, self._roster, self._aggregator.records, self._index, self._patience)
-        return Validation(model, self._scenario, training.recipe, self._run.classes)
+        classes, tell = self._run.classes, lambda reason: self._events.add("picture skipped", reason=reason)
+        return Validation(model, self._scenario, training.recipe, classes, tell)
 
     def _round(self, server_round: int) -> None:
         started = time.perf_counter()
@@ -118,10 +123,13 @@ class Federation:
         self._shelf.clear()
         seconds = time.perf_counter() - started
         self._patience.learn(seconds)
+        clients = len(updates) * self._scenario.pipeline.clients
+        figures: Mapping[str, Value] = {"clients": clients, "refused": refused, "seconds": seconds}
         if self._journal is not None:
             metrics = [update.metrics for update in updates]
-            self._journal.write(server_round, metrics, refused, seconds, self._weights)
+            figures = self._journal.write(server_round, metrics, refused, seconds, self._weights)
             self._journal.keep(server_round, self._weights, self._aggregator)
+        self._events.add("round done", **{"scenario": self._scenario.label, "round": server_round, **figures})
 
     def _step(self, server_round: int, updates: Sequence[StoredUpdate]) -> None:
         """Take the step that updates lead to, unless it spoils the model: then the last good weights stay."""
@@ -234,6 +242,8 @@ class Federation:
 
     def _refuse(self, refused: Sequence[Refusal]) -> None:
         self._refused += refused
+        for entry in refused:
+            self._events.add("update refused", **entry._asdict())
         if self._refusals is not None:
             self._refusals.add(list(refused))
 
