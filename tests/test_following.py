@@ -12,7 +12,7 @@ from fedmjp.errors import FederationError, QuorumError
 from fedmjp.server.events import Event, EventFile, EventReader
 
 QUORUM = "round 2: 0 of 4 clients answered"
-UNSAID = "the server's app ended without an error; the last line of its log: "
+UNSAID = "the server's app ended without an error; the end of its log: "
 
 
 class Run:
@@ -79,7 +79,7 @@ def test_the_error_of_an_app_is_its_last_event(run: Run, kind: str, message: str
 def test_the_status_counts_where_there_is_one(run: Run) -> None:
     run.app.add("end")
     run.says(log="INFO :  start\n\x1b[31msome.Error: afterwards\x1b[0m\n\n", status="finished:failed")
-    assert str(run.follow()) == f"{UNSAID}some.Error: afterwards"
+    assert str(run.follow()) == f"{UNSAID}INFO : start | some.Error: afterwards"
     run.app.add("error", type="builtins.ValueError", message="a thread that nobody waits for")
     run.says(log="", status="finished:completed", hangs=False)
     assert run.follow() is None
@@ -88,9 +88,9 @@ def test_the_status_counts_where_there_is_one(run: Run) -> None:
 def test_flowers_log_is_quoted_where_the_app_wrote_no_error(run: Run) -> None:
     run.app.add("round begun", round=1)
     run.says(log="INFO :  start\n(raylet) store.cc:365: Disconnecting\n \n", status="finished:failed", hangs=False)
-    assert str(run.follow()) == f"{UNSAID}(raylet) store.cc:365: Disconnecting"
+    assert str(run.follow()) == f"{UNSAID}INFO : start | (raylet) store.cc:365: Disconnecting"
     run.says(log="", status="finished:failed", hangs=False)
-    assert str(run.follow()) == f"{UNSAID}none"
+    assert str(run.follow()) == f"{UNSAID}nothing"
 
 
 def test_a_process_that_was_killed_is_told_plainly(run: Run) -> None:

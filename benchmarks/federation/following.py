@@ -17,7 +17,7 @@ COMPLETED = "finished:completed"
 GRACE = 60.0  # seconds that a run's processes may take to end after the app's last event; one that hangs never does
 EVENT_SECONDS = 0.1  # between two looks at the events
 POLL_SECONDS = 1.0  # between two questions to Flower
-TAIL_BYTES = 100_000  # of the log, among which its last line is
+TAIL_BYTES, TAIL_LINES = 100_000, 4  # of the log: Flower explains an error below it, in three lines
 RAY_DEATH = re.compile(r"The actor (is dead|died|never ran)\b.*")  # Ray tells at length what may have been
 
 
@@ -58,10 +58,10 @@ class RunWatch:
         """Return the error that a run failed of, in plain words where Ray's or torch's are none.
 
         Args:
-            log_end: Last line of Flower's log, which is quoted where the app wrote no error.
+            log_end: The last lines of Flower's log, which are quoted where the app wrote no error.
         """
         if self._last is None or self.is_played:
-            return FederationError(f"the server's app ended without an error; the last line of its log: {log_end}")
+            return FederationError(f"the server's app ended without an error; the end of its log: {log_end}")
         origin, _, name = str(self._last.values.get("type")).rpartition(".")
         message = (str(self._last.values.get("message")).strip().splitlines() or [""])[0]
         if any(out_of_memory(text) for text in (name, message, *self._refusals)):
@@ -102,7 +102,7 @@ def follow(
                 while stream.poll() is None and not watch.is_overdue:
                     watch.read()
                     time.sleep(EVENT_SECONDS)
-            log_end = _last_line(log)
+            log_end = _quote_end(log)
         try:
             status, silent_since = connection.status(run), None
         except FederationError:
@@ -129,8 +129,9 @@ def join_errors(subject: str, errors: Sequence[FederationError]) -> FederationEr
     return kind(f"{subject}: {'; '.join(map(str, errors))}")
 
 
-def _last_line(log: IO[bytes]) -> str:
-    """Return the last line of a log that says something."""
+def _quote_end(log: IO[bytes]) -> str:
+    """Return the last lines of a log as one."""
     log.seek(max(log.seek(0, 2) - TAIL_BYTES, 0))
     text = click.unstyle(log.read().decode(errors="replace"))
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "none")
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    return " | ".join(lines[-TAIL_LINES:]) or "nothing"
