@@ -58,34 +58,34 @@ class Journal:
             CheckpointError: If it is of another configuration.
         """
         state = load_state(self._folder.state, config=self._scenario.digest_of_run())
-        done = 0
+        rounds = 0
         if state is not None:
-            done, weights = int(state["round"]), state["weights"]
+            rounds, weights = int(state["round"]), state["weights"]
             aggregator.load_state(state["strategy"])
-        self._history.keep_until(done)
-        RefusalFile.of_run(self._folder.root).keep_until(done)
-        for server_round in range(1, done + 1):
+        self._history.keep_until(rounds)
+        RefusalFile.of_run(self._folder.root).keep_until(rounds)
+        for server_round in range(1, rounds + 1):
             self._uploads.update(self._scenario.participants(server_round))
-        return done, weights
+        return rounds, weights
 
     def seconds(self) -> list[float]:
         """Return the seconds that each former round took."""
         rows = self._history.rows()
         return [float(seconds) for seconds in rows["seconds"]] if len(rows) else []
 
-    def spoilt(self, weights: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> str | None:
-        """Return the reason why a step spoils the model, in one line; None if it does not.
+    def describe_damage(self, weights: Mapping[str, Tensor], weights_before: Mapping[str, Tensor]) -> str | None:
+        """Describe how a step spoils the model, in one line; None if it does not.
 
         Args:
             weights: The state after the step.
-            before: The state that it left.
+            weights_before: The state before it.
         """
         accuracy, guess = self._validation.accuracy(weights), math.log(self._scenario.model.classes)
         if accuracy.undecided:
             return f"the step leaves {accuracy.undecided} validation pictures without finite logits; weights stay"
         if accuracy.loss <= WORSE * guess:
             return None
-        former, chance = self._validation.accuracy(before), 1 / self._scenario.model.classes
+        former, chance = self._validation.accuracy(weights_before), 1 / self._scenario.model.classes
         if accuracy.loss <= WORSE * former.loss or accuracy.top1 - chance > (former.top1 - chance) / 2:
             return None
         return (
