@@ -85,7 +85,7 @@ def test_flowers_bundle_of_the_clone_holds_what_a_federation_needs_and_no_more(t
     assert done.stdout.strip() == str(unpacked / "server" / "app.py")
     assert "fedmjp/defences/pipeline.py" in names
     assert not any(name.startswith("fedmjp/cli/") for name in names)
-    assert bundle.stat().st_size < 2_000_000, "stored without compression; Flower takes ten megabytes"
+    assert bundle.stat().st_size < 1_750_000, "Flower stores it without compression, and takes ten megabytes"
 
 
 @pytest.mark.slow
