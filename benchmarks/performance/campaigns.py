@@ -110,7 +110,7 @@ def _measure_store(store: Store, trials: int) -> dict[str, float]:
 
 
 def _filler(key: str, environment: Mapping[str, Any], **known: Any) -> Trial:
-    """A finished trial of no attack, with what is known of it and anything else in the other columns."""
+    """Make a finished trial of no attack, with what is known of it and anything else in the other columns."""
     columns = {
         "model": "deit_small",
         "defence": "mjp",
@@ -173,7 +173,7 @@ def leaderboard(
 
 
 def synthetic_plan(pictures: int) -> TrialPlan:
-    """The plan: every attack on every model, with and without MJP, in settings a and c, as scenarios are planned."""
+    """Return the plan: every attack on every model, with and without MJP, in settings a and c."""
     arms = [(scenario.in_setting(setting, MASK_RATIO), setting) for scenario, setting in ARMS]
     cells = tuple(
         Cell(

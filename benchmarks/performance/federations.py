@@ -91,7 +91,7 @@ def with_flower(scenario: TrainingScenario, resources: Resources) -> list[float]
 
 
 def without_flower(scenario: TrainingScenario, resources: Resources) -> list[float]:
-    """The same with a pool of processes."""
+    """Time the same with a pool of processes."""
     _, dealt = deal(scenario)
     weights = {name: value.numpy() for name, value in build(scenario.network).state_dict().items()}
     seconds = []

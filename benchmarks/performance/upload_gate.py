@@ -108,7 +108,7 @@ def upload_gate(
 
 
 def honest(recipe: Recipe, pictures: Batch, classes: int) -> dict[str, Any]:
-    """Rounds of FedAvg under the default policy."""
+    """Play rounds of FedAvg under the default policy."""
     with tempfile.TemporaryDirectory() as scratch:
         gate = UploadGate(Policy(), ledger=Path(scratch) / "gate.jsonl")
         model, shown_by_tensors = made(recipe.model, classes), 0
@@ -141,7 +141,7 @@ def honest(recipe: Recipe, pictures: Batch, classes: int) -> dict[str, Any]:
 
 
 def one_picture(pictures: Batch, classes: int) -> dict[str, Any]:
-    """Uploads of a single picture, under the default policy and without its count of pictures."""
+    """Upload updates of a single picture, under the default policy and without its count of pictures."""
     figures: dict[str, Any] = {}
     for name in dict.fromkeys(recipe.model for recipe in HONEST):
         for optimiser, rate, steps in (("SGD", 0.05, 1), ("SGD", 0.05, 5), ("AdamW", 1e-3, 5)):
@@ -194,7 +194,7 @@ def cost(name: str, size: int, classes: int, checks: str) -> dict[str, float]:
 
 
 def totals(entries: Sequence[Entry]) -> dict[str, str]:
-    """What came back of all that left, by attack and kind."""
+    """Return what came back of all that left, by attack and kind."""
     sums: dict[str, list[int]] = {}
     for entry in entries:
         for outcome in entry.outcomes:
@@ -205,7 +205,7 @@ def totals(entries: Sequence[Entry]) -> dict[str, str]:
 
 
 def batches_of(recipe: Recipe, pictures: Batch, client: int, turn: int) -> list[Batch]:
-    """A client's batches of a round, of its own half of the pictures."""
+    """Return a client's batches of a round, of its own half of the pictures."""
     images, labels = pictures
     mine = torch.arange(client, len(labels), CLIENTS)
     if recipe.classes_per_client:
@@ -217,7 +217,7 @@ def batches_of(recipe: Recipe, pictures: Batch, client: int, turn: int) -> list[
 
 
 def made(name: str, classes: int, size: int = SIZE) -> nn.Module:
-    """A network with drawn weights, as its library makes it."""
+    """Build a network with drawn weights, as its library makes it."""
     with scoped_randomness(1):
         if name == "torchvision ViT":
             shape = {"num_layers": 2, "num_heads": 2, "hidden_dim": 64, "mlp_dim": 128, "num_classes": classes}
@@ -253,7 +253,7 @@ def made(name: str, classes: int, size: int = SIZE) -> nn.Module:
 
 
 def train(model: nn.Module, batches: Sequence[Batch], recipe: Recipe) -> float:
-    """A loop as Flower's own examples have it."""
+    """Train in a loop as Flower's own examples have it."""
     model.train()
     options = dict(recipe.options)
     optimiser, loss = getattr(torch.optim, recipe.optimiser)(model.parameters(), lr=recipe.rate, **options), 0.0
@@ -278,7 +278,7 @@ def answer(  # noqa: PLR0913 (a message, and who answers it)
     turn: int = 0,
     size: int = SIZE,
 ) -> tuple[Message, Message]:
-    """A message with these weights, and the reply of an app."""
+    """Return a message with these weights, and the reply of an app."""
     model = made(recipe.model, classes, size)
     mods = [] if gate is None else [gate]
     content, app = (_numpy_app if recipe.numpy_client else _message_app)(model, state, batches, recipe, mods)
@@ -380,7 +380,7 @@ def train(message, context):
 
 
 def through_a_node() -> dict[str, Any]:
-    """What a server got from a gated SuperNode, and what its ledger says."""
+    """Return what a server got from a gated SuperNode, and what its ledger says."""
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         app, output, ledger = root / "app", root / "got.json", root / "gate.jsonl"
