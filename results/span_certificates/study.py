@@ -105,7 +105,7 @@ def certificates(
 
 
 def attacked(exchange: Exchange, network: VitClassifier, *, seconds_allowed: float) -> dict[str, Any]:
-    """Compare what the attack says of one upload with the truth: ``worst_patch`` and PSNR in dB, of ``mjp_prior`` too."""
+    """Compare what an attack states with the truth: ``worst_patch``, PSNR in dB, and that of ``mjp_prior``."""
     made, prior = (
         attack.run([exchange.upload], network, ThreatModel(), generator=torch_generator(0, "mjp_span"))[0]
         for attack in (MjpSpan({"seconds": seconds_allowed}), MjpPrior())
