@@ -50,9 +50,8 @@ def named_classes(package: str, folder: Path) -> dict[str, str]:
             if line[:1].strip():  # a statement of the module
                 match = _CLASS.match(line)
                 owner = "" if match is None else f"{module}:{match[1]}"
-            elif owner and (match := _NAME.match(line)):
-                if targets.setdefault(match[1], owner) != owner:
-                    raise ValueError(f"{owner} and {targets[match[1]]} both state the name {match[1]!r}: rename one")
+            elif owner and (match := _NAME.match(line)) and targets.setdefault(match[1], owner) != owner:
+                raise ValueError(f"{owner} and {targets[match[1]]} both state the name {match[1]!r}: rename one")
     return dict(sorted(targets.items()))
 
 
