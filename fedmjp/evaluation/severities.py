@@ -1,7 +1,7 @@
-"""How strong each corruption of ImageNet-C is, by severity and by the side of the picture.
+"""Parameters of each corruption of ImageNet-C by severity and by the side of the picture.
 
 Values are those of the official generators: ImageNet-C at 224 pixels, Tiny-ImageNet-C at 64, CIFAR-10-C at 32. A
-picture of another side takes the nearest of the three, with what counts pixels scaled by the ratio of the sides.
+picture of another side takes the nearest of the three, with lengths in pixels scaled by the ratio of the sides.
 """
 
 import math
@@ -101,15 +101,15 @@ _CIFAR: Mapping[str, Sequence[Strength]] = {
     "jpeg_compression": [(80,), (65,), (58,), (50,), (40,)],
 }
 OFFICIAL = {32: _CIFAR, 64: _TINY_IMAGENET, 224: _IMAGENET}
-# The places of what counts pixels.
+# Places of the parameters that are lengths in pixels.
 _PIXELS = {
     "defocus_blur": (0, 1), "glass_blur": (0, 1), "motion_blur": (0, 1), "snow": (4, 5), "elastic_transform": (0, 1, 2),
 }  # fmt: skip
 NAMES = tuple(_IMAGENET)
 
 
-def strength(corruption: str, severity: int, size: int) -> Strength:
-    """The values of a corruption at a severity for pictures of a side.
+def look_up_strength(corruption: str, severity: int, size: int) -> Strength:
+    """Look up the parameters of a corruption at a severity for pictures of a size.
 
     Args:
         corruption: One of ``NAMES``.
@@ -117,7 +117,7 @@ def strength(corruption: str, severity: int, size: int) -> Strength:
         size: Pixels per side.
 
     Returns:
-        What the function of ``fedmjp.evaluation.corruptions`` with this name takes.
+        The parameters of the function in ``fedmjp.evaluation.corruptions.CORRUPTIONS`` with this name.
 
     Raises:
         UnknownNameError: If there is no such corruption, with the nearest name.
