@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from fedmjp import provenance
 from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.benchmarks.folder.pictures import load_png
 from fedmjp.benchmarks.folder.scores import ScoreTable
@@ -89,6 +90,18 @@ def test_rows_of_another_attack_stay_and_a_cut_row_is_made_again(
     repaired = pd.read_csv(path)
     assert set(repaired["key"]) == set(rows["key"])
     assert len(repaired) == 6
+
+
+def test_a_checkout_that_changes_during_a_run_leaves_rows_that_are_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    changed = provenance.environment() | {"revision": {"commit": "another", "modified": True}}
+    monkeypatch.setattr("fedmjp.benchmarks.running.engine._environment", lambda: changed)
+    assert attack(monkeypatch, tmp_path, "patch_embedding", "--limit", "1") == 0
+    assert len(attack_board(tmp_path)) == 2
+    environments = json.loads((tmp_path / "manifest.json").read_text())["environments"].values()
+    commits = {environment["revision"]["commit"] for environment in environments}
+    assert commits == {"another", provenance.revision()["commit"]}
 
 
 def test_rows_stay_when_a_run_is_interrupted(

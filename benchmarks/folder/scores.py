@@ -55,6 +55,7 @@ class ScoreTable:
         former = read_rows(self._path) if self._path.exists() else []
         about = _read_manifest(folder) if former else {"cells": {}, "environments": {}}
         self._environments: dict[str, Any] = dict(about["environments"])
+        self._about: Mapping[str, Any] = {}
         replaced = set(self._cells.values())
         rows = [row for row in former if row["cell"] not in replaced or _is_finished(row, self._planned)]
         for row in rows:
@@ -83,6 +84,9 @@ class ScoreTable:
             OutputError: If the file cannot be written.
         """
         trials = list(trials)
+        for trial in trials:  # a checkout may change while it is at work
+            if _digest(trial.environment) not in self._environments:
+                self.write_manifest(self._about, trial.environment)
         self._trials |= {trial.key: trial for trial in trials}
         try:
             with self._path.open("a", encoding="utf-8", newline="") as file:
@@ -104,12 +108,13 @@ class ScoreTable:
         return [trial for key, trial in self._trials.items() if keys is None or key in keys]
 
     def write_manifest(self, about: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
-        """Write the manifest, before the first row: what the rows are of, and the environments that they come from.
+        """Write the manifest, before rows of the environment: what they are of, and where all rows come from.
 
         Args:
             about: Command, data, configuration and the like.
             environment: Of this process.
         """
+        self._about = dict(about)
         self._environments[_digest(environment)] = dict(environment)
         cells = {**self._other_cells, **self._planned_cells}
         write_json(self._manifest, {"kind": KIND, **about, "cells": cells, "environments": self._environments})
