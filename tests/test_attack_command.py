@@ -14,7 +14,7 @@ from fedmjp import provenance
 from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.benchmarks.folder.pictures import load_png
 from fedmjp.benchmarks.folder.scores import ScoreTable
-from fedmjp.benchmarks.folder.store import Trial
+from fedmjp.benchmarks.folder.store import TrialResult
 from fedmjp.benchmarks.report import figure
 from fedmjp.cli import main
 from fedmjp.data.selection import select_for
@@ -107,9 +107,9 @@ def test_a_checkout_that_changes_during_a_run_leaves_rows_that_are_read(
 def test_rows_stay_when_a_run_is_interrupted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    put, calls = ScoreTable.put, list[Trial]()
+    put, calls = ScoreTable.put, list[TrialResult]()
 
-    def interrupted(table: ScoreTable, trials: Iterable[Trial]) -> None:
+    def interrupted(table: ScoreTable, trials: Iterable[TrialResult]) -> None:
         rows = list(trials)
         calls.extend(rows[:1])
         if len(calls) > 1:

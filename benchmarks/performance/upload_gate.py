@@ -50,7 +50,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class UploadRecipe:
     """How an app trains in a round."""
 
     model: str
@@ -71,11 +71,11 @@ class Recipe:
 
 
 HONEST = (
-    Recipe("torchvision ViT", "SGD", 0.05, 1, 8),
-    Recipe("torchvision ViT", "SGD", 0.05, 10, 16),
-    Recipe("transformers ViT", "AdamW", 1e-3, 2, 8),
-    Recipe("timm deit_micro", "SGD", 0.05, 2, 8, numpy_client=True, classes_per_client=2),
-    Recipe("convolutions", "SGD", 0.01, 10, 16, numpy_client=True, options=(("momentum", 0.9),)),
+    UploadRecipe("torchvision ViT", "SGD", 0.05, 1, 8),
+    UploadRecipe("torchvision ViT", "SGD", 0.05, 10, 16),
+    UploadRecipe("transformers ViT", "AdamW", 1e-3, 2, 8),
+    UploadRecipe("timm deit_micro", "SGD", 0.05, 2, 8, numpy_client=True, classes_per_client=2),
+    UploadRecipe("convolutions", "SGD", 0.01, 10, 16, numpy_client=True, options=(("momentum", 0.9),)),
 )
 COST = (
     ("deit_micro, 32 pixels", "timm deit_micro", SIZE, "off"),
@@ -107,7 +107,7 @@ def upload_gate(
     return Measurement(figures, {"rounds": ROUNDS, "clients": CLIENTS, "policy": "default"})
 
 
-def honest(recipe: Recipe, pictures: Batch, classes: int) -> dict[str, Any]:
+def honest(recipe: UploadRecipe, pictures: Batch, classes: int) -> dict[str, Any]:
     """Play rounds of FedAvg under the default policy."""
     with tempfile.TemporaryDirectory() as scratch:
         gate = UploadGate(Policy(), ledger=Path(scratch) / "gate.jsonl")
@@ -145,7 +145,7 @@ def one_picture(pictures: Batch, classes: int) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for name in dict.fromkeys(recipe.model for recipe in HONEST):
         for optimiser, rate, steps in (("SGD", 0.05, 1), ("SGD", 0.05, 5), ("AdamW", 1e-3, 5)):
-            recipe = Recipe(name, optimiser, rate, steps, 1)
+            recipe = UploadRecipe(name, optimiser, rate, steps, 1)
             counts = {"uploads": 0, "refused": 0, "refused_by_what_came_back": 0}
             for place in range(10):
                 batch = pictures[0][place : place + 1], pictures[1][place : place + 1]
@@ -165,7 +165,7 @@ def one_picture(pictures: Batch, classes: int) -> dict[str, Any]:
 
 def cost(name: str, size: int, classes: int, checks: str) -> dict[str, float]:
     """CPU seconds of rounds of ten batches of sixteen: in the app, and in the gate around it."""
-    recipe = Recipe(name, "SGD", 0.01, 10, 16)
+    recipe = UploadRecipe(name, "SGD", 0.01, 10, 16)
     draw = torch_generator(0, "cost", name)
     chosen = [
         (torch.randn(16, 3, size, size, generator=draw), torch.randint(classes, (16,), generator=draw))
@@ -204,7 +204,7 @@ def totals(entries: Sequence[Entry]) -> dict[str, str]:
     return {title: f"{back} of {among}" for title, (back, among) in sums.items()}
 
 
-def batches_of(recipe: Recipe, pictures: Batch, client: int, turn: int) -> list[Batch]:
+def batches_of(recipe: UploadRecipe, pictures: Batch, client: int, turn: int) -> list[Batch]:
     """Return a client's batches of a round, of its own half of the pictures."""
     images, labels = pictures
     mine = torch.arange(client, len(labels), CLIENTS)
@@ -252,7 +252,7 @@ def made(name: str, classes: int, size: int = SIZE) -> nn.Module:
         return of_timm
 
 
-def train(model: nn.Module, batches: Sequence[Batch], recipe: Recipe) -> float:
+def train(model: nn.Module, batches: Sequence[Batch], recipe: UploadRecipe) -> float:
     """Train in a loop as Flower's own examples have it."""
     model.train()
     options = dict(recipe.options)
@@ -268,7 +268,7 @@ def train(model: nn.Module, batches: Sequence[Batch], recipe: Recipe) -> float:
 
 
 def answer(  # noqa: PLR0913 (a message, and who answers it)
-    recipe: Recipe,
+    recipe: UploadRecipe,
     state: Mapping[str, Tensor],
     batches: Sequence[Batch],
     classes: int,
@@ -289,7 +289,7 @@ def answer(  # noqa: PLR0913 (a message, and who answers it)
 
 
 def _message_app(
-    model: nn.Module, state: Mapping[str, Tensor], batches: Sequence[Batch], recipe: Recipe, mods: list[Any]
+    model: nn.Module, state: Mapping[str, Tensor], batches: Sequence[Batch], recipe: UploadRecipe, mods: list[Any]
 ) -> tuple[RecordDict, ClientApp]:
     app = ClientApp(mods=mods)
 
@@ -305,9 +305,9 @@ def _message_app(
 
 
 def _numpy_app(
-    model: nn.Module, state: Mapping[str, Tensor], batches: Sequence[Batch], recipe: Recipe, mods: list[Any]
+    model: nn.Module, state: Mapping[str, Tensor], batches: Sequence[Batch], recipe: UploadRecipe, mods: list[Any]
 ) -> tuple[RecordDict, ClientApp]:
-    class Client(NumPyClient):
+    class HonestClient(NumPyClient):
         def fit(self, parameters: Any, config: Any) -> Any:
             del config
             named = zip(model.state_dict(), parameters, strict=True)
@@ -316,7 +316,7 @@ def _numpy_app(
             weights = [value.cpu().numpy() for value in model.state_dict().values()]
             return weights, sum(len(labels) for _, labels in batches), {"loss": loss}
 
-    make: Callable[[Context], Any] = lambda _context: Client().to_client()  # noqa: E731
+    make: Callable[[Context], Any] = lambda _context: HonestClient().to_client()  # noqa: E731
     parameters = ndarrays_to_parameters([value.numpy() for value in state.values()])
     return fitins_to_recorddict(FitIns(parameters, {"lr": recipe.rate}), keep_input=True), ClientApp(make, mods=mods)
 

@@ -27,7 +27,7 @@ from fedmjp.cli.runs import choose, open_trained, require_apart, write_manifest
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedmjp.cli.robustness import NaturalPictures
+    from fedmjp.cli.robustness import NaturalExamples
     from fedmjp.evaluation.consistency import Puzzles, Sample
     from fedmjp.evaluation.figures import Figures
     from fedmjp.evaluation.robustness import Hits
@@ -199,7 +199,7 @@ def _measure_robustness(
     runs: "Sequence[TrainedModel]",
     samples: "Sequence[Sample]",
     robustness: "Sequence[Robustness]",
-    natural: "Sequence[NaturalPictures]",
+    natural: "Sequence[NaturalExamples]",
     request: RobustnessRequest,
     output: Path,
     console: "Console",

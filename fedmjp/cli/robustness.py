@@ -95,7 +95,7 @@ def read_request(
 
 
 @dataclass(frozen=True)
-class NaturalPictures:
+class NaturalExamples:
     """The pictures of ImageNet-A and -O under a run's labels."""
 
     adversarial: "Sample | None"
@@ -106,7 +106,7 @@ class NaturalPictures:
 
 def open_natural(
     runs: "Sequence[TrainedModel]", folders: Sequence[Path], request: RobustnessRequest, *, limit: int | None, seed: int
-) -> list[NaturalPictures]:
+) -> list[NaturalExamples]:
     """Open the pictures of ImageNet-A and -O for each run.
 
     Args:
@@ -126,7 +126,7 @@ def open_natural(
 
 def _open(
     run: "TrainedModel", folder: Path | None, request: RobustnessRequest, *, limit: int | None, seed: int
-) -> NaturalPictures:
+) -> NaturalExamples:
     import numpy as np
 
     from fedmjp.evaluation.consistency import Sample
@@ -134,7 +134,7 @@ def _open(
     from fedmjp.training.run_folder import TrainingFolder
 
     if not (request.imagenet_a or request.imagenet_o):
-        return NaturalPictures(None, None, None, None)
+        return NaturalExamples(None, None, None, None)
     names = find_class_names(run, TrainingFolder(folder).kept_classes() if folder else [])
     adversarial = foreign = familiar = labels = None
     if request.imagenet_a:
@@ -145,13 +145,13 @@ def _open(
         labels = np.unique(dataset.labels)
         foreign = Sample(dataset, np.arange(len(dataset))).draw(limit, seed)
         familiar = open_familiar(request.imagenet, dataset).draw(limit, seed)
-    return NaturalPictures(adversarial, foreign, familiar, labels)
+    return NaturalExamples(adversarial, foreign, familiar, labels)
 
 
 def measure_natural(
     run: "TrainedModel",
     network: "Classifier",
-    pictures: NaturalPictures,
+    pictures: NaturalExamples,
     *,
     workers: int,
     on_skipped: Callable[[str], None],
