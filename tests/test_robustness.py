@@ -16,7 +16,7 @@ from fedmjp.evaluation import robustness
 from fedmjp.evaluation.corruptions import corrupt, save_as_jpeg
 from fedmjp.evaluation.natural import RestrictedPredictions, compute_aurra, detect, find_class_names
 from fedmjp.evaluation.robustness import ALEXNET, read_hits, write_hits
-from fedmjp.evaluation.robustness_report import build_tables, collect_remarks
+from fedmjp.evaluation.robustness_report import RobustnessReport
 from fedmjp.evaluation.runs import TrainedModel, open_run
 from fedmjp.evaluation.severities import NAMES
 from fedmjp.models.build import build
@@ -130,12 +130,12 @@ def test_alexnet_has_an_mce_of_100_and_the_papers_columns_their_means():
     wrong = {name: np.arange(1000)[None, :, None].repeat(5, 2) < 1000 * share for name, share in ALEXNET.items()}
     hits = {name: ~each for name, each in wrong.items()}
     assert robustness.compute_picture_errors(hits, 0, normalised=True).mean() == pytest.approx(100, abs=0.1)
-    (reported,) = build_tables([], {}, "")
+    (reported,) = RobustnessReport([], {}).build_tables()
     assert reported.rows == [
         ["DeiT-S", "54.6", "44.0", "44.0", "56.0"],
         ["DeiT-S + MJP", "51.6 or 40.78", "41.5", "43.2", "55.1"],
     ]
-    (remark,) = collect_remarks({})
+    (remark,) = RobustnessReport([], {}).collect_remarks()
     assert "gains 0.8 points unnormalised, 0.9 normalised" in remark
 
 

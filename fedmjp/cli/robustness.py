@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedmjp.evaluation.consistency import Sample
     from fedmjp.evaluation.natural import AdversarialScore, Detection
     from fedmjp.evaluation.robustness import Hits
-    from fedmjp.evaluation.robustness_report import Robustness
+    from fedmjp.evaluation.robustness_report import Robustness, RobustnessReport
     from fedmjp.evaluation.runs import TrainedModel
     from fedmjp.models.classifier import Classifier
 
@@ -215,6 +215,7 @@ def measure_corruptions(
     """
     from fedmjp.cli.progress import LiveBars
     from fedmjp.evaluation.robustness import predict_corrupted, read_hits, write_hits
+    from fedmjp.evaluation.robustness_report import RobustnessReport
 
     identity = _compute_identity(pairs, pictures, seed)
     hits = read_hits(output / HITS, identity)
@@ -224,7 +225,7 @@ def measure_corruptions(
             console,
             f"Going on: {len(request.corruptions) - len(missing)} of {len(request.corruptions)} corruptions are done.",
         )
-        _write(output, runs, _select(hits, request))
+        _write(output, RobustnessReport(runs, _select(hits, request)))
     with LiveBars(console, transient=True) as bars:
         task = bars.add_task("Corrupted pictures", total=len(missing) * len(pictures.indices) * len(pairs))
         for name in missing:
@@ -238,7 +239,7 @@ def measure_corruptions(
                 on_skipped=bars.skip,
             )
             write_hits(output / HITS, identity, hits)
-            _write(output, runs, _select(hits, request))
+            _write(output, RobustnessReport(runs, _select(hits, request)))
             errors = ", ".join(f"{100 * float((~right).mean()):.1f}" for right in hits[name])
             tell(console, f"{name}: error {errors} %")
     return _select(hits, request)
@@ -260,25 +261,25 @@ def report_robustness(
         Names of the files.
     """
     from fedmjp.benchmarks.folder.output import write_text
-    from fedmjp.evaluation.robustness_report import build_tables, collect_remarks
+    from fedmjp.evaluation.robustness_report import RobustnessReport
     from fedmjp.evaluation.tables import print_tables, render_markdown
 
-    _write(output, runs, hits)
-    tables, remarks = build_tables(runs, hits, data), collect_remarks(hits)
+    report = RobustnessReport(runs, hits, data)
+    _write(output, report)
+    tables, remarks = report.build_tables(), report.collect_remarks()
     write_text(output / TABLE, render_markdown(tables, remarks, "Robustness"))
     print_tables(tables, console)
     console.print("\n".join(remarks), highlight=False, markup=False)
     return [*([ERRORS, HITS] if hits else []), SUMMARY, TABLE]
 
 
-def _write(output: Path, runs: "Sequence[Robustness]", hits: "Hits") -> None:
+def _write(output: Path, report: "RobustnessReport") -> None:
     from fedmjp.benchmarks.folder.output import write_json, write_text
-    from fedmjp.evaluation.robustness_report import build_content, build_frame
     from fedmjp.texts import guard, printable
 
-    if hits:
-        write_text(output / ERRORS, printable(build_frame(runs, hits).map(guard).to_csv(index=False)))
-    write_json(output / SUMMARY, build_content(runs, hits))
+    if report.hits:
+        write_text(output / ERRORS, printable(report.build_frame().map(guard).to_csv(index=False)))
+    write_json(output / SUMMARY, report.build_content())
 
 
 def _select(hits: "Hits", request: RobustnessRequest) -> "Hits":

@@ -66,22 +66,14 @@ def load_whole_pictures(data: str, size: int, *, count: int, seed: int) -> Tenso
 
 
 def compute_entropies(attention: Tensor) -> Tensor:
-    """Compute the entropy in bits of each head's attention, (pictures, heads); log2 of the patches at most.
-
-    Args:
-        attention: (pictures, heads, patches).
-    """
+    """Compute the entropy in bits of attention (pictures, heads, patches), per picture and head."""
     shares = attention.double() / attention.double().sum(dim=-1, keepdim=True)
     bits: Tensor = torch.special.entr(shares).sum(dim=-1) / math.log(2)
     return bits
 
 
 def compute_head_distances(attention: Tensor) -> Tensor:
-    """Average the total variation between the heads of a picture, (pictures,): 0 all alike, 1 no overlap.
-
-    Args:
-        attention: (pictures, heads, patches).
-    """
+    """Average the total variation between the heads of a picture, (pictures,): 0 all alike, 1 no overlap."""
     shares = attention.double() / attention.double().sum(dim=-1, keepdim=True)
     heads = shares.shape[1]
     between = (shares[:, :, None] - shares[:, None]).abs().sum(dim=-1) / 2

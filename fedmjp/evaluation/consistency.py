@@ -31,16 +31,11 @@ class Puzzles:
 
     A picture's puzzle depends on the seed, the ratio and the picture's key alone: every model with as
     many patches meets the same ones.
-
-    Attributes:
-        ratios: Requested shares of shuffled patches, each of them one x~.
-        seed: Of masks and permutations.
-        tell_mask: Whether a defended model is told which patches were shuffled, as in the official code. The
-            row "w/o" of Table 5 is one that is not told.
     """
 
-    ratios: tuple[float, ...]
-    seed: int = 0
+    ratios: tuple[float, ...]  # requested shares of shuffled patches, each of them one x~
+    seed: int = 0  # of masks and permutations
+    # Whether a defended model is told which patches were shuffled, as in the official code; not in Table 5's row "w/o".
     tell_mask: bool = True
 
     def __post_init__(self) -> None:
@@ -67,27 +62,19 @@ class Puzzles:
 
 @dataclass(frozen=True)
 class Consistency:
-    """A model's predictions of pictures x and of their jigsaws x~ of several mask ratios.
-
-    Attributes:
-        correct: (pictures,) whether x is classified right.
-        undecided: (pictures,) whether a logit of x or of an x~ is not finite. Such a prediction is wrong and agrees
-            with none.
-        realised: (ratios, pictures), the shares that the drawn masks have.
-        difference: (ratios, pictures), L2 norm of the difference of the features of x and x~ (Eq. 6): of the class
-            token after the last norm, of others the pooled features. Not finite where a feature is not.
-        agrees: (ratios, pictures), whether both have the same predicted class (Eq. 7).
-        correct_shuffled: (ratios, pictures), whether x~ is classified right.
-    """
+    """A model's predictions of pictures x and of their jigsaws x~ of several mask ratios."""
 
     ratios: tuple[float, ...]
     keys: tuple[str, ...]
-    correct: Booleans
+    correct: Booleans  # (pictures,) whether x is classified right
+    # (pictures,) whether a logit of x or of an x~ is not finite: such a prediction is wrong and agrees with none
     undecided: Booleans
-    realised: Floats
+    realised: Floats  # (ratios, pictures), the shares that the drawn masks have
+    # (ratios, pictures), L2 norm of the difference of the features of x and x~ (Eq. 6): of the class token after the
+    # last norm, else the pooled features; not finite where a feature is not
     difference: Floats
-    agrees: Booleans
-    correct_shuffled: Booleans
+    agrees: Booleans  # (ratios, pictures), whether both have the same predicted class (Eq. 7)
+    correct_shuffled: Booleans  # (ratios, pictures), whether x~ is classified right
 
 
 def compare_with_shuffled(

@@ -53,11 +53,7 @@ class Figures:
 
 
 def compute_figures(consistency: Consistency) -> Iterator[Figures]:
-    """Compute the figures of each mask ratio.
-
-    Args:
-        consistency: A model's predictions of pictures and their jigsaws.
-    """
+    """Compute the figures of each mask ratio."""
     for index, ratio in enumerate(consistency.ratios):
         yield Figures(
             ratio=ratio,
@@ -72,11 +68,7 @@ def compute_figures(consistency: Consistency) -> Iterator[Figures]:
 
 
 def estimate_share(hits: Booleans) -> Estimate:
-    """Estimate a share in per cent, with Wilson's interval.
-
-    Args:
-        hits: (pictures,) booleans, at least one.
-    """
+    """Estimate the share of hits in per cent, with Wilson's interval."""
     interval = stats.binomtest(int(hits.sum()), len(hits)).proportion_ci(CONFIDENCE, method="wilson")
     return Estimate(100 * float(hits.mean()), 100 * float(interval.low), 100 * float(interval.high))
 
@@ -85,9 +77,6 @@ def estimate_mean(values: Floats) -> Estimate | None:
     """Estimate the mean of the finite values with Student's interval; None if no value is finite.
 
     The mean of many values is nearly normal; a bootstrap would give the same.
-
-    Args:
-        values: (pictures,).
     """
     finite = values[np.isfinite(values)]
     if not len(finite):
@@ -117,11 +106,7 @@ class Line:
         return self.example.reported
 
     def get_reported(self, measure: str) -> float | None:
-        """Return the paper's figure, if it has one; accuracy on x~ only at the ratio that it is reported for.
-
-        Args:
-            measure: A key of ``MEASURES``.
-        """
+        """Return the paper's figure, if it has one; accuracy on x~ only at the ratio that it is reported for."""
         if self.reported is None or (measure == "top1_shuffled" and self.ratio != SHUFFLED_RATIO):
             return None
         value: float | None = getattr(self.reported, measure)

@@ -138,14 +138,7 @@ def predict_restricted(
 
 
 def compute_aurra(predictions: RestrictedPredictions) -> float:
-    """Compute the area under the response rate accuracy curve: the mean over k of the accuracy of the k most confident.
-
-    Args:
-        predictions: Of at least one picture.
-
-    Returns:
-        From 0 to 1.
-    """
+    """Average over k the accuracy of the k most confident: the area under the response rate accuracy curve."""
     order = np.argsort(-predictions.confidence, kind="stable")
     return float(np.mean(np.cumsum(predictions.correct[order]) / np.arange(1, len(order) + 1)))
 

@@ -61,11 +61,7 @@ def draw_projections(tables: Sequence[PositionTable], flat: Sequence[Floats]) ->
 
 
 def draw_similarities(tables: Sequence[PositionTable]) -> Figure:
-    """Draw a map per patch for each table: the cosine of its row with all rows, in the places of the picture.
-
-    Args:
-        tables: One per run.
-    """
+    """Draw a map per patch for each table: the cosines of its row with all rows, in the places of the picture."""
     figure = Figure(figsize=(TILES_INCHES * len(tables), TILES_INCHES + 0.6), layout="constrained")
     for axes, table in zip(np.atleast_1d(figure.subplots(1, len(tables))), tables, strict=True):
         side, cosines = table.grid, compute_similarities(table.rows)
@@ -80,11 +76,7 @@ def draw_similarities(tables: Sequence[PositionTable]) -> Figure:
 
 
 def draw_energy(spectra: Mapping[str, pd.DataFrame]) -> Figure:
-    """Draw Fig. 4: the share of all singular values that the k largest have.
-
-    Args:
-        spectra: As of ``compute_energy``, by name of the run.
-    """
+    """Draw Fig. 4 by name of the run: the share of all singular values that the k largest have."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.0, 4.4), layout="constrained")
         axes = figure.subplots()

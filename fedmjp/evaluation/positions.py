@@ -85,11 +85,7 @@ def read_positions(model: Classifier, name: str) -> PositionTable:
 
 
 def compute_explained_variance(rows: Floats) -> pd.DataFrame:
-    """Compute Table 6 in all four readings: the share of the first k components, as (reading, k, share).
-
-    Args:
-        rows: (patches, dim).
-    """
+    """Compute Table 6 of rows (patches, dim) in all four readings: the share of the first k components."""
     records = []
     for reading, (centred, power) in READINGS.items():
         values = _compute_singular_values(rows - rows.mean(axis=0) if centred else rows) ** power
@@ -111,11 +107,7 @@ def find_nearest_reading(variance: pd.DataFrame, defence: str) -> str:
 
 
 def compute_energy(rows: Floats) -> pd.DataFrame:
-    """Compute Fig. 4: the share of all singular values that the k largest have, for every k.
-
-    Args:
-        rows: (patches, dim).
-    """
+    """Compute Fig. 4 of rows (patches, dim): the share of all singular values that the k largest have."""
     values = _compute_singular_values(rows)
     return pd.DataFrame({"k": np.arange(1, len(values) + 1), "share": values.cumsum() / values.sum()})
 
@@ -146,11 +138,7 @@ def measure_position_regression(table: PositionTable, *, seed: int, repetitions:
 
 
 def compute_similarities(rows: Floats) -> Floats:
-    """Compute the cosines of all pairs of rows, (patches, patches); 0 for a row of zeros.
-
-    Args:
-        rows: (patches, dim).
-    """
+    """Compute the cosines of all pairs of rows (patches, dim); 0 for a row of zeros."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     directions = rows / np.where(lengths > 0, lengths, 1)
     cosines: Floats = directions @ directions.T

@@ -4,6 +4,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,14 +53,11 @@ class Corruptor:
         """Corrupt a photograph at every severity, (severities, 3, size, size) float32 in [0, 1]."""
         prepared = to_image(photograph, self.size, crop_share=self.crop_share)
         pixels = prepared.mul(255).round().to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
-        versions = [
-            save_as_jpeg(corrupt(pixels, self.corruption, severity, self._generator(severity, key)))
-            for severity in SEVERITIES
-        ]
+        versions = []
+        for severity in SEVERITIES:
+            generator = numpy_generator(self.seed, "corruption", self.corruption, severity, key)
+            versions.append(save_as_jpeg(corrupt(pixels, self.corruption, severity, generator)))
         return torch.from_numpy(np.stack(versions)).permute(0, 3, 1, 2).float().div(255)
-
-    def _generator(self, severity: int, key: str) -> np.random.Generator:
-        return numpy_generator(self.seed, "corruption", self.corruption, severity, key)
 
 
 def predict_corrupted(
@@ -94,14 +92,9 @@ def predict_corrupted(
         groups.setdefault((network.image_size, run.crop_share), []).append(place)
     by_run: dict[int, Booleans] = {}
     for (size, crop_share), places in groups.items():
-        batches = prepared_batches(
-            pictures.dataset,
-            pictures.indices,
-            Corruptor(corruption, seed, size, crop_share),
-            batch_size=BATCH_SIZE,
-            workers=workers,
-            on_skipped=on_skipped,
-        )
+        prepare = Corruptor(corruption, seed, size, crop_share)
+        options: dict[str, Any] = {"batch_size": BATCH_SIZE, "workers": workers, "on_skipped": on_skipped}
+        batches = prepared_batches(pictures.dataset, pictures.indices, prepare, **options)
         group_hits = _predict_each([runs[place][1] for place in places], batches, on_pictures)
         by_run |= dict(zip(places, group_hits, strict=True))
     return np.stack([by_run[place] for place in range(len(runs))])

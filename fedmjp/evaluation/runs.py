@@ -125,11 +125,7 @@ def refuse_twins(runs: Iterable[TrainedModel]) -> None:
 
 
 def describe_kinds(runs: Sequence[TrainedModel]) -> list[Kind]:
-    """Describe the kind of each run; kinds with equal descriptions name the settings in which they differ.
-
-    Args:
-        runs: To be evaluated together.
-    """
+    """Describe the kind of each run; kinds with equal descriptions name the settings in which they differ."""
     described = [_describe(run) for run in runs]
     distinct = []
     for run, kind in zip(runs, described, strict=True):

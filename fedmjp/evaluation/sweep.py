@@ -12,11 +12,7 @@ from fedmjp.evaluation.figures import Estimate, Line
 from fedmjp.evaluation.plots import COLOURS, MARKERS, STYLE
 from fedmjp.evaluation.runs import distinguish_kinds
 
-PANELS = {
-    "top1_shuffled": "Top-1 of x~ (%)",
-    "difference": "Diff. Norm.",
-    "consistency": "Consistency (%)",
-}
+PANELS = {"top1_shuffled": "Top-1 of x~ (%)", "difference": "Diff. Norm.", "consistency": "Consistency (%)"}
 SIZE_INCHES = (13.0, 4.6)
 LEGEND_INCHES = 0.28  # of height for each line
 LEGEND_LETTERS = 120  # that have room side by side

@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -55,11 +55,7 @@ def build_tables(lines: Sequence[Line], data: str) -> list[TextTable]:
 
 
 def collect_remarks(lines: Sequence[Line]) -> list[str]:
-    """Collect the explanations of the figures in the tables.
-
-    Args:
-        lines: Of all kinds and mask ratios.
-    """
+    """Collect the explanations of the figures in the tables."""
     remarks = [
         "x~ ratio: the wanted share of shuffled patches, and the realised one.",
         "Diff. Norm.: L2 norm of the difference of x's and x~'s features. Consistency: predictions that stay the same.",
@@ -76,12 +72,7 @@ def collect_remarks(lines: Sequence[Line]) -> list[str]:
 
 
 def print_tables(tables: Sequence[TextTable], console: Console) -> None:
-    """Print tables; on a narrow terminal spreads stand below their means.
-
-    Args:
-        tables: To print.
-        console: The terminal.
-    """
+    """Print tables; on a narrow terminal spreads stand below their means."""
     narrow = console.width < NARROW
     for table in tables:
         grid = Table(box=box.SIMPLE_HEAD, title=Text(table.title), title_justify="left", padding=(0, 1, 0, 0))
@@ -126,10 +117,7 @@ def build_frame(runs: Sequence[TrainedModel], measured: Sequence[Sequence[Figure
         [
             {
                 "run": run.name,
-                "model": kind.model,
-                "defence": kind.defence,
-                "localisation": kind.localisation,
-                "training": kind.training,
+                **asdict(kind),
                 "seed": run.seed,
                 "mask_ratio": figures.ratio,
                 "realised_ratio": figures.realised,
@@ -153,11 +141,7 @@ def _build_columns(figures: Figures) -> dict[str, float | None]:
 
 
 def find_families(lines: Sequence[Line]) -> list[Family]:
-    """Find the families of two trainings or more: Table 3's arrangement.
-
-    Args:
-        lines: Of all kinds and mask ratios.
-    """
+    """Find the families of two trainings or more: Table 3's arrangement."""
     shared: dict[str, dict[str, Any]] = {}
     for line in lines:
         settings = {key: value for key, value in line.example.settings.items() if key != RATIO}
