@@ -1,9 +1,9 @@
 """The fifteen corruptions of ImageNet-C in numpy, with a random generator as an argument.
 
 Written after Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
-Perturbations", ICLR 2019, and held to the values that their code gives for the same draws. Its deviations from
-its own description are kept: ``glass_blur`` copies pixels where it means to swap them, the fog's
-roughness is squared, and values are cut to whole numbers, not rounded.
+Perturbations", ICLR 2019, and held to the values that their code gives for the same draws. Its deviations from its own
+description are kept: ``glass_blur`` copies pixels where it means to swap them, the fog's roughness is squared, and
+values are cut to whole numbers, not rounded.
 
 ``frost`` deviates. The official one lays photographs of frost over the picture, which are not ours to ship: here it is
 a drawn texture with the photographs' brightness, contrast and spectrum, laid over in the same way.
@@ -40,13 +40,10 @@ def corrupt(picture: Pixels, corruption: str, severity: int, generator: np.rando
     """Corrupt a picture as ImageNet-C does, before it is saved.
 
     Args:
-        picture: (side, side, 3), red, green and blue.
+        picture: (side, side, 3) uint8, red, green and blue.
         corruption: One of ``fedmjp.evaluation.severities.NAMES``.
         severity: From 1 to 5.
         generator: Of everything random.
-
-    Returns:
-        (side, side, 3), uint8.
 
     Raises:
         UnknownNameError: If there is no such corruption.

@@ -114,12 +114,7 @@ class Line:
 
 
 def summarise(runs: Sequence[TrainedModel], measured: Sequence[Sequence[Figures]]) -> list[Line]:
-    """Summarise runs in a line for each kind and mask ratio, in the order of the runs.
-
-    Args:
-        runs: The trained models.
-        measured: The figures of each run, at each ratio.
-    """
+    """Summarise the figures of runs in a line for each kind and mask ratio, in the order of the runs."""
     groups: dict[Kind, list[int]] = {}
     for index, kind in enumerate(describe_kinds(runs)):
         groups.setdefault(kind, []).append(index)

@@ -12,17 +12,8 @@ from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from fedmjp.drawings import save_plot
-from fedmjp.evaluation.positions import (
-    COMPONENTS,
-    PAPER_REGRESSION,
-    PAPER_VARIANCE,
-    REPETITIONS,
-    PositionTable,
-    compute_energy,
-    compute_explained_variance,
-    find_nearest_reading,
-    measure_position_regression,
-)
+from fedmjp.evaluation import positions
+from fedmjp.evaluation.positions import COMPONENTS, PAPER_REGRESSION, PAPER_VARIANCE, REPETITIONS, PositionTable
 from fedmjp.files import replacing
 from fedmjp.texts import guard, printable
 from fedmjp.training.rows import PAPER
@@ -79,14 +70,13 @@ def measure_positions(models: Sequence[StudiedModel], *, seed: int) -> PositionS
         models: To compare.
         seed: Of the regression's random orders.
     """
-    variances = {model.table.name: compute_explained_variance(model.table.rows) for model in models}
-    spectra = {model.table.name: compute_energy(model.table.rows) for model in models}
-    regressions = {model.table.name: measure_position_regression(model.table, seed=seed) for model in models}
+    variances = {model.table.name: positions.compute_explained_variance(model.table.rows) for model in models}
+    spectra = {model.table.name: positions.compute_energy(model.table.rows) for model in models}
+    regressions = {model.table.name: positions.measure_position_regression(model.table, seed=seed) for model in models}
     for model in models:
         measured = variances[model.table.name]
-        measured["nearest"] = (
-            measured["reading"] == find_nearest_reading(measured, model.defence) if model.papers_variance else False
-        )
+        nearest = positions.find_nearest_reading(measured, model.defence) if model.papers_variance else None
+        measured["nearest"] = measured["reading"] == nearest
         regressions[model.table.name]["paper"] = (
             regressions[model.table.name]["target"].map(dict(model.papers_regression)).astype(float)
         )
@@ -100,16 +90,13 @@ def measure_positions(models: Sequence[StudiedModel], *, seed: int) -> PositionS
 
 
 def write_report(folder: Path, study: PositionStudy, figures: Mapping[str, Figure], more: Sequence[Sheet]) -> list[str]:
-    """Write tables, figures and page.
+    """Write tables, figures and page, and return the names of the files.
 
     Args:
         folder: That exists.
         study: The measured tables.
         figures: By the name of their file, in the order of the page.
         more: Further tables of the page.
-
-    Returns:
-        Names of the files.
     """
     sheets = [*study.sheets, *more]
     tables = {"explained_variance": study.variance, "position_regression": study.regression, "energy": study.energy}

@@ -70,7 +70,9 @@ def predict_corrupted(
     on_pictures: Callable[[int], None],
     on_skipped: Callable[[str], None],
 ) -> Booleans:
-    """Predict corrupted pictures with models; models of one size share the corrupted pictures.
+    """Predict corrupted pictures and return whether each is right, (runs, pictures, severities).
+
+    Models of one size share the corrupted pictures.
 
     Args:
         corruption: One of ``fedmjp.evaluation.severities.NAMES``.
@@ -80,9 +82,6 @@ def predict_corrupted(
         workers: Processes that read and corrupt.
         on_pictures: Called after each batch with its number of pictures times models.
         on_skipped: Called once with the reason for each picture that cannot be read.
-
-    Returns:
-        (runs, pictures, severities), whether each prediction is right.
 
     Raises:
         DataError: If no picture can be read.
@@ -144,16 +143,13 @@ def write_hits(path: Path, identity: str, hits: Hits) -> None:
 
 
 def compute_picture_errors(hits: Hits, place: int, *, normalised: bool) -> Floats:
-    """Compute a run's mean error over corruptions and severities per picture, in per cent; their mean is its mCE.
+    """Average a run's errors over corruptions and severities, (pictures,) in per cent; their mean is its mCE.
 
     Args:
         hits: Of at least one corruption.
         place: Of the run.
         normalised: Whether each corruption is divided by the mean error of AlexNet (the mCE of the literature) or not
             (the official code of MJP).
-
-    Returns:
-        (pictures,)
     """
     shares = [
         (1 - correct[place].mean(axis=1)) / (ALEXNET[corruption] if normalised else 1)

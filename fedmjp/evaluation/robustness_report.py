@@ -134,15 +134,9 @@ class RobustnessReport:
                 line["errors"] = {name: 100 * float((~correct[place]).mean()) for name, correct in self.hits.items()}
             parts = {"imagenet_a": run.adversarial, "imagenet_o": run.detection}
             lines.append(line | {name: asdict(part) for name, part in parts.items() if part is not None})
-        return {
-            "runs": lines,
-            "corruptions": list(self.hits),
-            "reported": {
-                "source": PAPER,
-                "table_2": dict(zip(MODELS, TABLE_2, strict=True)),
-                "table_10": _summarise_table_10(),
-            },
-        }
+        table_2, table_10 = dict(zip(MODELS, TABLE_2, strict=True)), _summarise_table_10()
+        reported = {"source": PAPER, "table_2": table_2, "table_10": table_10}
+        return {"runs": lines, "corruptions": list(self.hits), "reported": reported}
 
     def build_tables(self) -> list[TextTable]:
         """Tabulate errors by corruption, ImageNet-A and -O, and the paper's figures."""

@@ -108,9 +108,6 @@ def open_run(folder: Path) -> TrainedModel:
 def refuse_twins(runs: Iterable[TrainedModel]) -> None:
     """Refuse two runs of one kind and one seed, which would count as two seeds.
 
-    Args:
-        runs: To be evaluated together.
-
     Raises:
         BadInputError: If two are the same training with the same seed.
     """

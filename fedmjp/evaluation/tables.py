@@ -90,13 +90,7 @@ def print_tables(tables: Sequence[TextTable], console: Console) -> None:
 def render_markdown(
     tables: Sequence[TextTable], remarks: Sequence[str], title: str = "Accuracy and consistency"
 ) -> str:
-    """Render tables and remarks as Markdown.
-
-    Args:
-        tables: In the order of the page.
-        remarks: A list below the tables.
-        title: Of the page.
-    """
+    """Render a page of tables and remarks as Markdown."""
     parts = [f"# {title}"]
     for table in tables:
         rows = [[_join_lines(cell).replace("|", "\\|") for cell in row] for row in table.rows]
@@ -107,12 +101,7 @@ def render_markdown(
 
 
 def build_frame(runs: Sequence[TrainedModel], measured: Sequence[Sequence[Figures]]) -> pd.DataFrame:
-    """Build a frame with a row per run and mask ratio, every number at full precision.
-
-    Args:
-        runs: The trained models.
-        measured: The figures of each run, at each ratio.
-    """
+    """Build a frame with a row per run and mask ratio, every number at full precision."""
     return pd.DataFrame(
         [
             {
