@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fedmjp.evaluation.runs import TrainedModel
 
 SWEEP = "sweep.png"
-# What a former evaluation may have left that this one need not write.
+# Files of an earlier evaluation that this one may not write again.
 FORMER = ("evaluation.csv", "table.md", SWEEP, ERRORS, SUMMARY, TABLE)
 
 

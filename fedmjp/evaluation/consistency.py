@@ -35,7 +35,7 @@ class Puzzles:
 
     ratios: tuple[float, ...]  # requested shares of shuffled patches, each of them one x~
     seed: int = 0  # of masks and permutations
-    # Whether a defended model is told which patches were shuffled, as in the official code; not in Table 5's row "w/o".
+    # A defended model is told which patches were shuffled, as in the official code; Table 5 has a row "w/o" this.
     tell_mask: bool = True
 
     def __post_init__(self) -> None:
