@@ -13,7 +13,7 @@ from PIL import Image
 from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.benchmarks.folder.pictures import load_png
 from fedmjp.benchmarks.folder.scores import ScoreTable
-from fedmjp.benchmarks.folder.store import Trial
+from fedmjp.benchmarks.folder.store import TrialRow
 from fedmjp.benchmarks.report import figure
 from fedmjp.cli import main
 from fedmjp.data.selection import select_for
@@ -94,9 +94,9 @@ def test_rows_of_another_attack_stay_and_a_cut_row_is_made_again(
 def test_rows_stay_when_a_run_is_interrupted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    put, calls = ScoreTable.put, list[Trial]()
+    put, calls = ScoreTable.put, list[TrialRow]()
 
-    def interrupted(table: ScoreTable, trials: Iterable[Trial]) -> None:
+    def interrupted(table: ScoreTable, trials: Iterable[TrialRow]) -> None:
         rows = list(trials)
         calls.extend(rows[:1])
         if len(calls) > 1:

@@ -29,7 +29,7 @@ UNCONVERTED = (
     "fedmjp/cli/federated.py", "fedmjp/cli/record.py", "fedmjp/cli/robustness.py", "fedmjp/cli/simulate.py",
     "fedmjp/evaluation/", "server/",
 )  # fmt: skip
-REPEATED = {"Job", "Trial"}  # classes that still share a name with another
+REPEATED: set[str] = set()  # classes that still share a name with another
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 MOST_EMPTY, MOST_FUNCTION_WORDS, LEAST_WITH_ARGS = 0.02, 0.05, 0.6
 

@@ -27,7 +27,7 @@ ATTACKS = ("patch_embedding", "patch_embedding_wiener")
 
 
 @dataclass(frozen=True)
-class Case:
+class AuditedUpdate:
     """An update as it is before any defence, and what is behind it."""
 
     update: Mapping[str, Tensor]
@@ -35,7 +35,7 @@ class Case:
     private: Private
 
 
-def advise(network: Network, first: Case, second: Case, about: str) -> dict[str, Any] | None:
+def advise(network: Network, first: AuditedUpdate, second: AuditedUpdate, about: str) -> dict[str, Any] | None:
     """Rank defences by what they leave of the first case, and measure the best ones again on the second.
 
     None where no attack here reads pictures out of the network.
@@ -60,7 +60,7 @@ def advise(network: Network, first: Case, second: Case, about: str) -> dict[str,
     return {"about": said, "rows": rows}
 
 
-def _best(network: Network, case: Case, upload: Upload, text: str | None) -> tuple[float | None, str]:
+def _best(network: Network, case: AuditedUpdate, upload: Upload, text: str | None) -> tuple[float | None, str]:
     """The best that a picture comes back under a defence, in dB; None, with the reasons, where no attack applies."""
     try:
         configs = () if text is None else (DefenceConfig.parse(text),)

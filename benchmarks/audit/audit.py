@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from fedmjp.benchmarks.audit import verbatim
-from fedmjp.benchmarks.audit.advice import Case, advise
+from fedmjp.benchmarks.audit.advice import AuditedUpdate, advise
 from fedmjp.benchmarks.audit.app import read_app
 from fedmjp.benchmarks.audit.attacking import BROKE, LATE, NOT_RUN, Attempt, attempt_all, classes_held
 from fedmjp.benchmarks.audit.cheating import play_servers
@@ -18,7 +18,7 @@ from fedmjp.benchmarks.audit.evaluating import Private, leaking, read_private, s
 from fedmjp.benchmarks.audit.network import Network, by_name, load_network, take_in
 from fedmjp.benchmarks.audit.protections import verify
 from fedmjp.benchmarks.audit.recipe import channels, read_recipe, threat_of, unreadable
-from fedmjp.benchmarks.audit.running import Records, Run, one_line, play
+from fedmjp.benchmarks.audit.running import AppRun, Records, one_line, play
 from fedmjp.benchmarks.audit.wire import Answer, leaves, read_answers, server_controls
 from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp.errors import BadInputError
@@ -101,7 +101,7 @@ def _bundled() -> np.ndarray[Any, Any]:
     return np.stack([(image * 255).round().byte().numpy() for image in shown])
 
 
-def _examine(name: str, records: Records, run: Run, *, stand_in: bool, on_stage: Callable[[str], None]) -> Findings:
+def _examine(name: str, records: Records, run: AppRun, *, stand_in: bool, on_stage: Callable[[str], None]) -> Findings:
     recipe, answers = read_recipe(records), read_answers(records)
     report: dict[str, Any] = {
         "app": name,
@@ -221,12 +221,12 @@ def _advise(network: Network, attacked: Sequence[Attacked], control: Control, re
     leaks = [one for one in attacked if one.private is not None and _gives_pictures(one)]
     if len(leaks) > 1:
         threat = threat_of(recipe, leaks[0].answer.kind)
-        pair = [Case(one.update, threat, one.private) for one in leaks[:2] if one.private is not None]
+        pair = [AuditedUpdate(one.update, threat, one.private) for one in leaks[:2] if one.private is not None]
         return advise(network, pair[0], pair[1], "On an upload of the app's, and again on another client's.")
     picture = control.private.pictures
     assert picture is not None  # noqa: S101 (a control is of a picture)
     other = make_control(network, side=control.private.side, channels=picture.shape[1], number=1)
-    pair = [Case(one.update, one.threat, one.private) for one in (control, other)]
+    pair = [AuditedUpdate(one.update, one.threat, one.private) for one in (control, other)]
     return advise(network, pair[0], pair[1], "On the control, since no attack read pictures out of the app's uploads.")
 
 

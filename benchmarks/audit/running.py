@@ -69,7 +69,7 @@ class Records:
 
 
 @dataclass(frozen=True)
-class Run:
+class AppRun:
     """How a run went."""
 
     clients: int
@@ -93,7 +93,7 @@ def play(
     *,
     limit: float,
     run_config: Sequence[str] = (),
-) -> Run:
+) -> AppRun:
     """Run a copy of an app with two clients, or with ten where it waits for more.
 
     Args:
@@ -125,9 +125,9 @@ def play(
             break
     seconds = time.monotonic() - started
     if waits:
-        return Run(clients, seconds, f"the app waits for more than {clients} clients")
+        return AppRun(clients, seconds, f"the app waits for more than {clients} clients")
     problem = _why_not(records, ended)
-    return Run(clients, seconds, problem, tuple(tail) if problem else ())
+    return AppRun(clients, seconds, problem, tuple(tail) if problem else ())
 
 
 def _why_not(records: Records, ended: str | None) -> str | None:

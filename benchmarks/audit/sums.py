@@ -45,7 +45,7 @@ class Sum:
 
 
 @dataclass(frozen=True)
-class Trained:
+class ClientTraining:
     """One client's training of one round."""
 
     message: str
@@ -53,7 +53,7 @@ class Trained:
     weights: Mapping[str, Tensor]
 
 
-def read_round(records: Records) -> tuple[Mapping[str, Tensor], list[Trained], Mapping[str, Tensor]] | None:
+def read_round(records: Records) -> tuple[Mapping[str, Tensor], list[ClientTraining], Mapping[str, Tensor]] | None:
     """Weights of the first round, what clients made of them, and the next ones; None where there is no next round."""
     asked = [line for line in records.wire() if line["way"] == "down" and _holds_arrays(line)]
     rounds = sorted({int(line["round"]) for line in asked})
@@ -63,7 +63,9 @@ def read_round(records: Records) -> tuple[Mapping[str, Tensor], list[Trained], M
     if files[0] is None or files[1] is None:
         return None
     first = [line for line in asked if line["round"] == rounds[0]]
-    trained = [Trained(line["id"], int(line["node"]), read_trained(records.evaluator, line["id"])) for line in first]
+    trained = [
+        ClientTraining(line["id"], int(line["node"]), read_trained(records.evaluator, line["id"])) for line in first
+    ]
     trained = [one for one in trained if one.weights]
     if not trained:
         return None
@@ -76,7 +78,7 @@ def _holds_arrays(line: Mapping[str, Any]) -> bool:
     return line["type"].partition(".")[0] == "train" and any(one["kind"] == "arrays" for one in described)
 
 
-def fit_sum(before: Mapping[str, Tensor], trained: Sequence[Trained], after: Mapping[str, Tensor]) -> Sum | None:
+def fit_sum(before: Mapping[str, Tensor], trained: Sequence[ClientTraining], after: Mapping[str, Tensor]) -> Sum | None:
     """Fit the change of the weights as a sum of multiples of clients' updates; None where there is no change."""
     names = [name for name, tensor in before.items() if tensor.is_floating_point() and name in after]
     start = flat(before, names)
@@ -92,7 +94,7 @@ def fit_sum(before: Mapping[str, Tensor], trained: Sequence[Trained], after: Map
     return Sum(tuple(shares.tolist()), tuple(errors.tolist()), deviation, float(rest.norm() / change.norm()))
 
 
-def strongest_correlation(records: Records, before: Mapping[str, Tensor], trained: Sequence[Trained]) -> float:
+def strongest_correlation(records: Records, before: Mapping[str, Tensor], trained: Sequence[ClientTraining]) -> float:
     """Of anything in a client's answers with its own update or weights, whatever the scale."""
     by_node = {one.node: one for one in trained}
     strongest = 0.0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmjp.benchmarks.folder.output import write_json, write_text
-from fedmjp.benchmarks.folder.store import START_OVER, TRIAL_COLUMNS, Trial
+from fedmjp.benchmarks.folder.store import START_OVER, TRIAL_COLUMNS, TrialRow
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.benchmarks.plan.trial_plan import ABOUT_KEYS, PlannedTrial, TrialPlan, cells_as_json, cells_from_json
 from fedmjp.benchmarks.plan.trial_plan import COLUMNS as PLANNED
@@ -51,7 +51,7 @@ class ScoreTable:
         self._cells = {cell: _cell_id(cell) for cell in planned.cells}
         self._planned = {trial.key: trial for trial in planned.tasks}
         self._uploads = _number_uploads(planned)
-        self._trials: dict[str, Trial] = {}
+        self._trials: dict[str, TrialRow] = {}
         former = read_rows(self._path) if self._path.exists() else []
         about = _read_manifest(folder) if former else {"cells": {}, "environments": {}}
         self._environments: dict[str, Any] = dict(about["environments"])
@@ -73,7 +73,7 @@ class ScoreTable:
         """
         return {key for key in keys if key in self._trials and _ends(self._trials[key].status, self._trials[key].error)}
 
-    def put(self, trials: Iterable[Trial]) -> None:
+    def put(self, trials: Iterable[TrialRow]) -> None:
         """Append the rows of an upload in one write, so that an interruption leaves whole rows.
 
         Args:
@@ -95,7 +95,7 @@ class ScoreTable:
                 "run again"
             ) from None
 
-    def trials(self, keys: Collection[str] | None = None) -> list[Trial]:
+    def trials(self, keys: Collection[str] | None = None) -> list[TrialRow]:
         """Return the trials of this run, done or failed.
 
         Args:
@@ -114,7 +114,7 @@ class ScoreTable:
         cells = {**self._other_cells, **self._planned_cells}
         write_json(self._manifest, {"kind": KIND, **about, "cells": cells, "environments": self._environments})
 
-    def _cells_of(self, trial: Trial) -> list[Any]:
+    def _cells_of(self, trial: TrialRow) -> list[Any]:
         planned = self._planned[trial.key]
         values = {
             **vars(trial),
@@ -243,11 +243,11 @@ def _text(rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def _trial_of(row: Row, environments: Mapping[str, Any]) -> Trial:
+def _trial_of(row: Row, environments: Mapping[str, Any]) -> TrialRow:
     numbers = {name: float(row[name]) if row[name] else None for name in NUMBERS}
     scores = {name: numbers[name] for name in SCORED} if row["status"] == "ok" else {}
     texts = ("key", "status", "model", "defence", "attack", "setting", "protocol", "picture", "picture_sha256")
-    return Trial(
+    return TrialRow(
         **{name: row[name] for name in texts},
         error=row["error"] or None,
         mask_ratio=numbers["mask_ratio"] or 0.0,

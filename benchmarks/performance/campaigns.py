@@ -42,7 +42,7 @@ import pandas as pd
 import typer
 
 from fedmjp import provenance
-from fedmjp.benchmarks.folder.store import Store, Trial
+from fedmjp.benchmarks.folder.store import Store, TrialRow
 from fedmjp.benchmarks.leaderboard.board import board_of
 from fedmjp.benchmarks.leaderboard.entries import read_reported
 from fedmjp.benchmarks.performance.harness import Measurement, benchmark, proportional_memory
@@ -109,7 +109,7 @@ def _measure_store(store: Store, trials: int) -> dict[str, float]:
     }
 
 
-def _filler(key: str, environment: Mapping[str, Any], **known: Any) -> Trial:
+def _filler(key: str, environment: Mapping[str, Any], **known: Any) -> TrialRow:
     """A finished trial of no attack, with what is known of it and anything else in the other columns."""
     columns = {
         "model": "deit_small",
@@ -125,10 +125,10 @@ def _filler(key: str, environment: Mapping[str, Any], **known: Any) -> Trial:
         "attack_seconds": 0.1,
         "diagnostics": {},
     }
-    return Trial(key=key, status="ok", environment=environment, **{**columns, **known})
+    return TrialRow(key=key, status="ok", environment=environment, **{**columns, **known})
 
 
-def _stored_trial(key: str, environment: Mapping[str, Any], chance: random.Random) -> Trial:
+def _stored_trial(key: str, environment: Mapping[str, Any], chance: random.Random) -> TrialRow:
     return _filler(
         key,
         environment,
@@ -222,7 +222,7 @@ def _about() -> dict[str, Any]:
     }
 
 
-def synthetic_trials(plan: TrialPlan, environment: Mapping[str, Any]) -> list[Trial]:
+def synthetic_trials(plan: TrialPlan, environment: Mapping[str, Any]) -> list[TrialRow]:
     """Scores around a level of each cell: the guess, or what an attack without and with the defence might reach."""
     generator = numpy_generator(0, "performance of the leaderboard")
     levels = np.array([_level(cell) for cell in plan.cells])[plan.trials["cell"]]

@@ -31,13 +31,13 @@ KEPT_BYTES = 2**28
 LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "mse_loss")
 NUMBERS = (int, float, bool)
 
-_watch: "Watch | None" = None
+_watch: "TrainingWatch | None" = None
 _normalisations: list[tuple[list[float], list[float]]] = []
 _depth = 0
 _patched = False
 
 
-class Watch:
+class TrainingWatch:
     """Sees one training message through; what it saw is kept afterwards.
 
     Args:
