@@ -38,16 +38,20 @@ def named_classes(package: str, folder: Path) -> dict[str, str]:
 
     Returns:
         ``"module:Class"`` by name, in the order of the names.
+
+    Raises:
+        ValueError: If two classes state one name.
     """
     targets: dict[str, str] = {}
     for file in folder.rglob("*.py"):
         module = ".".join((package, *file.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__")
         owner = ""
         for line in file.read_text(encoding="utf-8").splitlines():
-            if match := _CLASS.match(line):
-                owner = match[1]
-            elif match := _NAME.match(line):
-                targets[match[1]] = f"{module}:{owner}"
+            if line[:1].strip():  # a statement of the module
+                match = _CLASS.match(line)
+                owner = "" if match is None else f"{module}:{match[1]}"
+            elif owner and (match := _NAME.match(line)) and targets.setdefault(match[1], owner) != owner:
+                raise ValueError(f"{owner} and {targets[match[1]]} both state the name {match[1]!r}: rename one")
     return dict(sorted(targets.items()))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from fedmjp.benchmarks.folder.store import Store, TrialRow
+from fedmjp.benchmarks.folder.store import Store, TrialResult
 from fedmjp.errors import BadInputError
 from tests.postgresql import Server, started
 
@@ -23,7 +23,7 @@ PROCESSES = get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.databases"])
 
 
-def trial(key: str, status: str = "ok", **values: object) -> TrialRow:
+def trial(key: str, status: str = "ok", **values: object) -> TrialResult:
     fields = {
         "model": "deit_tiny",
         "defence": "none",
@@ -38,7 +38,7 @@ def trial(key: str, status: str = "ok", **values: object) -> TrialRow:
         "diagnostics": {},
         "environment": {},
     }
-    return TrialRow(key=key, status=status, **{**fields, **values})
+    return TrialResult(key=key, status=status, **{**fields, **values})
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
+from fedmjp import provenance
 from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.benchmarks.folder.pictures import load_png
 from fedmjp.benchmarks.folder.scores import ScoreTable
-from fedmjp.benchmarks.folder.store import TrialRow
+from fedmjp.benchmarks.folder.store import TrialResult
 from fedmjp.benchmarks.report import figure
 from fedmjp.cli import main
 from fedmjp.data.selection import select_for
@@ -91,12 +92,24 @@ def test_rows_of_another_attack_stay_and_a_cut_row_is_made_again(
     assert len(repaired) == 6
 
 
+def test_a_checkout_that_changes_during_a_run_leaves_rows_that_are_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    changed = provenance.environment() | {"revision": {"commit": "another", "modified": True}}
+    monkeypatch.setattr("fedmjp.benchmarks.running.engine._environment", lambda: changed)
+    assert attack(monkeypatch, tmp_path, "patch_embedding", "--limit", "1") == 0
+    assert len(attack_board(tmp_path)) == 2
+    environments = json.loads((tmp_path / "manifest.json").read_text())["environments"].values()
+    commits = {environment["revision"]["commit"] for environment in environments}
+    assert commits == {"another", provenance.revision()["commit"]}
+
+
 def test_rows_stay_when_a_run_is_interrupted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    put, calls = ScoreTable.put, list[TrialRow]()
+    put, calls = ScoreTable.put, list[TrialResult]()
 
-    def interrupted(table: ScoreTable, trials: Iterable[TrialRow]) -> None:
+    def interrupted(table: ScoreTable, trials: Iterable[TrialResult]) -> None:
         rows = list(trials)
         calls.extend(rows[:1])
         if len(calls) > 1:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from fedmjp.cli import main
-from fedmjp.evaluation.convergence import convergence, history_of
+from fedmjp.evaluation.plots import draw_convergence, read_history
 
 RUNS = Path(__file__).parents[1] / "results" / "learning" / "runs"
 
@@ -21,7 +21,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 
 def test_lines_are_the_runs_own_histories() -> None:
     names = ("central30-none-0", "central30-mjp-0")
-    (axes,) = convergence({name: history_of(RUNS / name) for name in names}).axes
+    (axes,) = draw_convergence({name: read_history(RUNS / name) for name in names}).axes
     for line, name in zip(axes.get_lines(), names, strict=True):
         written = pd.read_csv(RUNS / name / "history.csv")
         assert line.get_xdata().tolist() == written["epoch"].tolist()

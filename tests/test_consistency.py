@@ -8,7 +8,7 @@ import torch
 
 from fedmjp import jigsaw
 from fedmjp.errors import BadInputError, DataError
-from fedmjp.evaluation.consistency import Consistency, Puzzles, consistency
+from fedmjp.evaluation.consistency import Consistency, Puzzles, compare_with_shuffled
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.seeds import torch_generator
 from tests.test_accuracy import random_batches, small_classifier
@@ -22,7 +22,7 @@ def key_of(index: int) -> str:
 
 
 def measured(model: VitClassifier, puzzles: Puzzles = PUZZLES, *sizes: int) -> Consistency:
-    return consistency(model, random_batches(*(sizes or (5, 4))), puzzles, key_of=key_of)
+    return compare_with_shuffled(model, random_batches(*(sizes or (5, 4))), puzzles, key_of=key_of)
 
 
 def shuffled_by_hand(image: torch.Tensor, source: list[int]) -> torch.Tensor:
@@ -115,7 +115,7 @@ def test_predictions_that_are_not_finite_are_wrong_agree_with_none_and_are_told(
     batches = random_batches(5)
     batches[0].images[2] = math.nan
     batches[0].labels[2] = 0
-    found = consistency(small_classifier(), batches, PUZZLES, key_of=key_of)
+    found = compare_with_shuffled(small_classifier(), batches, PUZZLES, key_of=key_of)
     assert found.undecided.tolist() == [False, False, True, False, False]
     assert not found.correct[2]
     assert not found.agrees[:, 2].any()
@@ -140,4 +140,4 @@ def test_ratios_that_cannot_be(ratios: tuple[float, ...], message: str):
 
 def test_no_picture_is_an_error():
     with pytest.raises(DataError, match="no picture to evaluate on"):
-        consistency(small_classifier(), [], PUZZLES, key_of=key_of)
+        compare_with_shuffled(small_classifier(), [], PUZZLES, key_of=key_of)

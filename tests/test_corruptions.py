@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedmjp.errors import BadInputError, UnknownNameError
-from fedmjp.evaluation.corruptions import CORRUPTIONS, corrupt, frost_texture, lay_frost, save_as_jpeg
-from fedmjp.evaluation.severities import NAMES, SEVERITIES, strength
+from fedmjp.evaluation.corruptions import CORRUPTIONS, corrupt, draw_frost_texture, lay_frost, save_as_jpeg
+from fedmjp.evaluation.severities import NAMES, SEVERITIES, look_up_strength
 from tests.golden.imagenet_c import FUNCTIONS, kept, photograph, picture
 
 GOLDEN = Path(__file__).parent / "golden" / "imagenet_c.npz"
@@ -27,7 +27,7 @@ class Draws:
 
 
 def ours(name: str, severity: int, side: int) -> np.ndarray:
-    how, shown = strength(name, severity, side), picture(side)
+    how, shown = look_up_strength(name, severity, side), picture(side)
     if name == "frost":  # the photograph instead of our texture, cut out where the official code does
         draws = np.random.RandomState(severity)
         draws.randint(5)
@@ -58,7 +58,7 @@ def test_the_golden_values_tell_corruptions_and_severities_apart():
 
 
 def test_frost_has_brightness_and_contrast_of_photographs():
-    textures = [frost_texture(64, np.random.default_rng(seed)) for seed in range(40)]
+    textures = [draw_frost_texture(64, np.random.default_rng(seed)) for seed in range(40)]
     levels, deviations = ([getattr(np, what)(texture.mean(axis=2)) for texture in textures] for what in ("mean", "std"))
     # The crops of the official photographs have 112 to 206, and 14 to 35.
     assert 105 < min(levels) < 130 < 190 < max(levels) < 210
@@ -79,11 +79,11 @@ def test_a_generator_decides_and_any_side_will_do(name):
 
 
 def test_lengths_grow_with_the_picture_and_shares_do_not():
-    assert strength("defocus_blur", 3, 448) == (12, 1)
-    assert strength("motion_blur", 5, 96) == (18, 4.5)
-    assert strength("gaussian_noise", 5, 96) == strength("gaussian_noise", 5, 64)
-    assert strength("gaussian_noise", 5, 320) == strength("gaussian_noise", 5, 224)
-    assert strength("snow", 2, 16)[4:6] == (5, 2)
+    assert look_up_strength("defocus_blur", 3, 448) == (12, 1)
+    assert look_up_strength("motion_blur", 5, 96) == (18, 4.5)
+    assert look_up_strength("gaussian_noise", 5, 96) == look_up_strength("gaussian_noise", 5, 64)
+    assert look_up_strength("gaussian_noise", 5, 320) == look_up_strength("gaussian_noise", 5, 224)
+    assert look_up_strength("snow", 2, 16)[4:6] == (5, 2)
 
 
 def test_an_unknown_corruption_names_the_nearest():

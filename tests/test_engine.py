@@ -13,7 +13,7 @@ from PIL import Image
 from fedmjp.attacks.patch_embedding import PatchEmbeddingAttack
 from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.benchmarks.folder.output import OutputFolder
-from fedmjp.benchmarks.folder.store import Store, TrialRow
+from fedmjp.benchmarks.folder.store import Store, TrialResult
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.running.engine import Engine, jobs
 from fedmjp.benchmarks.running.progress import RunProgress
@@ -51,7 +51,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> OutputFolder:
     return output
 
 
-def stored(output: OutputFolder, plan: TrialPlan) -> Sequence[TrialRow]:
+def stored(output: OutputFolder, plan: TrialPlan) -> Sequence[TrialResult]:
     return Store.at(output.database).trials([trial.key for trial in plan.tasks])
 
 

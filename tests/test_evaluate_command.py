@@ -20,11 +20,11 @@ from rich.console import Console
 from fedmjp.cli import main
 from fedmjp.data.datasets import open_dataset
 from fedmjp.data.loading import evaluation_batches
-from fedmjp.evaluation.consistency import Puzzles, consistency
-from fedmjp.evaluation.figures import figures, summarise
-from fedmjp.evaluation.runs import kinds, open_run, refuse_twins
-from fedmjp.evaluation.sweep import sweep
-from fedmjp.evaluation.tables import families, print_sheets, sheets
+from fedmjp.evaluation.consistency import Puzzles, compare_with_shuffled
+from fedmjp.evaluation.figures import compute_figures, summarise
+from fedmjp.evaluation.runs import describe_kinds, open_run, refuse_twins
+from fedmjp.evaluation.sweep import draw_sweep
+from fedmjp.evaluation.tables import build_tables, find_families, print_tables
 from fedmjp.learning import Recipe
 from fedmjp.models.build import build
 from fedmjp.scenario import TrainingScenario
@@ -97,7 +97,9 @@ def measured(folder: Path, data: Path, *ratios: float):
     run = open_run(folder)
     dataset = open_dataset(str(data), "validation", classes=CLASSES)
     batches = evaluation_batches(dataset, np.arange(PICTURES), 0.875, size=32, batch_size=5)
-    return run, list(figures(consistency(build(run.model), batches, Puzzles(ratios), key_of=dataset.key)))
+    return run, list(
+        compute_figures(compare_with_shuffled(build(run.model), batches, Puzzles(ratios), key_of=dataset.key))
+    )
 
 
 def test_writes_what_it_measured(monkeypatch, capsys, tmp_path, data, runs):
@@ -211,7 +213,7 @@ def test_intervals_are_wilsons_and_students(data, runs):
 def test_kinds_that_read_the_same_say_what_they_differ_in(tmp_path):
     one = training()
     other = one.model_copy(update={"recipe": Recipe(epochs=30, learning_rate=0.001)})
-    found = kinds([open_run(keep(tmp_path / "one", one)), open_run(keep(tmp_path / "other", other))])
+    found = describe_kinds([open_run(keep(tmp_path / "one", one)), open_run(keep(tmp_path / "other", other))])
     assert [kind.training for kind in found] == [
         "central, 30 epochs; recipe.learning_rate 0.0005",
         "central, 30 epochs; recipe.learning_rate 0.001",
@@ -228,7 +230,7 @@ def test_the_same_run_twice_is_refused_wherever_it_lies(tmp_path):
 def test_trainings_that_differ_in_their_ratio_stand_side_by_side(data, runs):
     found = [measured(runs / name, data, 0.27, 0.6) for name in ("mjp-0.27", "federated", "none-0", "mjp-0.09")]
     lines = summarise([run for run, _ in found], [every for _, every in found])
-    (family,) = families(lines)
+    (family,) = find_families(lines)
     assert family.trained_with == [0.0, 0.09, 0.27]
     for ratio, row in family.lines.items():
         assert [(line.ratio, line.kind.defence) for line in row] == [
@@ -237,7 +239,7 @@ def test_trainings_that_differ_in_their_ratio_stand_side_by_side(data, runs):
             (ratio, "mjp 0.27"),
         ]
     assert family.name == "deit_micro, mjp; central, 30 epochs"
-    sheet = sheets(lines, "pictures")[1]
+    sheet = build_tables(lines, "pictures")[1]
     assert [row[0] for row in sheet.rows] == [
         "Top-1 %",
         *(f"{name} at {at}" for at in (0.27, 0.6) for name in ("Diff. Norm.", "Consistency %", "Top-1 of x~ %")),
@@ -249,8 +251,8 @@ def test_the_papers_row_stands_below_ours(data, runs):
     run, every = measured(runs / "none-0", data, 0.27, 0.5)
     run = replace(run, model=run.model.model_copy(update={"name": "deit_small"}))
     console = Console(width=80, record=True, file=io.StringIO())
-    (sheet,) = sheets(summarise([run], [every]), "pictures")
-    print_sheets([sheet], console)
+    (sheet,) = build_tables(summarise([run], [every]), "pictures")
+    print_tables([sheet], console)
     printed = " ".join(console.export_text().split())
     assert "Table 1, deit_small" in printed
     assert sheet.rows[1][3:] == ["79.8", "16.21", "64.3", "36.0"]
@@ -260,7 +262,7 @@ def test_the_papers_row_stands_below_ours(data, runs):
 def test_every_kind_is_drawn_with_its_accuracy_on_x_at_ratio_0(data, runs):
     found = [measured(runs / name, data, 0.6, 0.27) for name in ("none-0", "none-1", "mjp-0.27")]
     lines = summarise([run for run, _ in found], [every for _, every in found])
-    accuracy, difference, _ = sweep(lines, "pictures").axes
+    accuracy, difference, _ = draw_sweep(lines, "pictures").axes
     assert [line.get_label() for line in accuracy.lines] == ["no defence", "mjp 0.27"]
     assert accuracy.lines[0].get_xdata().tolist() == [0.0, 0.27, 0.6]
     assert accuracy.lines[1].get_ydata()[0] == found[2][1][0].top1.value

@@ -18,7 +18,7 @@ SECONDS = 20  # in which each must have ended
 BEGINS = (
     "fedmjp.benchmarks.running.runner.run_experiment", "fedmjp.benchmarks.federation.simulation.run_app",
     "fedmjp.benchmarks.federation.training.run_app", "fedmjp.benchmarks.running.runner.run_campaign",
-    "fedmjp.training.central.train", "fedmjp.evaluation.consistency.measure",
+    "fedmjp.training.central.train", "fedmjp.evaluation.consistency.measure_consistency",
 )  # fmt: skip
 CAMPAIGN = """
 name: x

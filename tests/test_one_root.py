@@ -4,14 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedmjp import provenance
 from fedmjp.models.factories import load_module
 from tests.apps import vit_app
 
@@ -142,13 +140,6 @@ def test_a_wheel_of_somebody_else_with_a_server_and_ours_do_not_meet(wheel: Path
     code = "import fedmjp.server.app; print(fedmjp.server.app.__file__)"
     done = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(site))
     assert done.stdout.strip() == str(site / "fedmjp" / "server" / "app.py"), done.stderr
-
-
-def test_the_digest_of_the_code_is_that_of_the_wheel(wheel: Path, tmp_path: Path) -> None:
-    zipfile.ZipFile(wheel).extractall(tmp_path)
-    code = "import fedmjp; from fedmjp import provenance; print(fedmjp.__file__, provenance.code_digest())"
-    done = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    assert done.stdout.split() == [str(tmp_path / "fedmjp" / "__init__.py"), provenance.code_digest()], done.stderr
 
 
 def test_a_module_of_a_project_is_found_although_we_have_one_of_its_name(

@@ -16,6 +16,22 @@ from fedmjp.benchmarks.federation.bundle import write_app
 from fedmjp.config import RunConfig
 
 ROOT = Path(__file__).parents[1]
+# Flower loads the two apps of a simulation at once; the second comes while the first still imports the package.
+TWO_THREADS = """
+import sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+from flwr.supercore.object_ref import load_app, validate
+
+def load(name):
+    assert validate(f"fedmjp.{name}_app:app", project_dir=sys.argv[1]) == (True, None)
+    return load_app(f"fedmjp.{name}_app:app", RuntimeError, sys.argv[1])
+
+with ThreadPoolExecutor(2) as pool:
+    server = pool.submit(load, "server")
+    time.sleep(0.5)
+    client = pool.submit(load, "client")
+    print(type(server.result()).__name__, type(client.result()).__name__)
+"""
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 README = (ROOT / "README.md").read_text()
 
@@ -83,9 +99,12 @@ def test_flowers_bundle_of_the_clone_holds_what_a_federation_needs_and_no_more(t
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout.strip() == str(unpacked / "server" / "app.py")
+    init = unpacked / "fedmjp" / "__init__.py"
+    init.write_text(init.read_text().replace("import importlib\n", "import importlib\nimport time\ntime.sleep(2)\n", 1))
+    subprocess.run([sys.executable, "-c", TWO_THREADS, str(unpacked)], check=True, cwd=tmp_path)
     assert "fedmjp/defences/pipeline.py" in names
     assert not any(name.startswith("fedmjp/cli/") for name in names)
-    assert bundle.stat().st_size < 2_000_000, "stored without compression; Flower takes ten megabytes"
+    assert bundle.stat().st_size < 1_750_000, "Flower stores it without compression, and takes ten megabytes"
 
 
 @pytest.mark.slow

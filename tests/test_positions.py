@@ -14,17 +14,17 @@ from torch import Tensor
 from fedmjp.cli import main
 from fedmjp.config import ModelConfig
 from fedmjp.errors import BadInputError
-from fedmjp.evaluation.attention import distances, entropies, last_attention
+from fedmjp.evaluation.attention import compute_entropies, compute_head_distances, read_last_attention
 from fedmjp.evaluation.positions import (
     PAPER_VARIANCE,
     PositionTable,
-    energy,
-    explained_variance,
-    nearest_reading,
-    position_regression,
-    positions_of,
-    principal,
-    similarities,
+    compute_energy,
+    compute_explained_variance,
+    compute_similarities,
+    find_nearest_reading,
+    measure_position_regression,
+    project_on_principal_axes,
+    read_positions,
 )
 from fedmjp.models.build import build, build_vit
 from fedmjp.seeds import numpy_generator
@@ -39,24 +39,26 @@ def table() -> PositionTable:
 
 
 def test_explained_variance_is_that_of_a_principal_component_analysis(table: PositionTable) -> None:
-    measured = explained_variance(table.rows).pivot(index="k", columns="reading", values="share")
+    measured = compute_explained_variance(table.rows).pivot(index="k", columns="reading", values="share")
     fitted = PCA(7).fit(table.rows)
     assert measured["centred, squared"].to_numpy() == pytest.approx(fitted.explained_variance_ratio_.cumsum()[2:])
     values = np.sqrt(np.linalg.eigvalsh(table.rows.T @ table.rows)[::-1])
     assert measured["not centred"].to_numpy() == pytest.approx((values.cumsum() / values.sum())[2:7])
-    assert energy(table.rows)["share"].to_numpy() == pytest.approx(values.cumsum() / values.sum())
-    assert np.abs(principal(table.rows, 3)) == pytest.approx(np.abs(fitted.transform(table.rows)[:, :3]))
+    assert compute_energy(table.rows)["share"].to_numpy() == pytest.approx(values.cumsum() / values.sum())
+    assert np.abs(project_on_principal_axes(table.rows, 3)) == pytest.approx(
+        np.abs(fitted.transform(table.rows)[:, :3])
+    )
 
 
 def test_the_reading_that_is_nearest_to_the_paper_is_the_one_its_figures_are_made_in(table: PositionTable) -> None:
-    measured = explained_variance(table.rows)
+    measured = compute_explained_variance(table.rows)
     made = measured["reading"] == "centred"
     measured.loc[made, "share"] = np.array(PAPER_VARIANCE["mjp"]) / 100
-    assert nearest_reading(measured, "mjp") == "centred"
+    assert find_nearest_reading(measured, "mjp") == "centred"
 
 
 def test_position_regression_is_least_squares_on_four_fifths(table: PositionTable) -> None:
-    measured = position_regression(table, seed=3, repetitions=2).set_index("target")
+    measured = measure_position_regression(table, seed=3, repetitions=2).set_index("target")
     errors = []
     for number in range(2):
         order = numpy_generator(3, "positions", "absolute 2-D", number).permutation(49)
@@ -75,18 +77,18 @@ def test_position_regression_is_least_squares_on_four_fifths(table: PositionTabl
 def test_places_that_a_table_states_are_told_exactly() -> None:
     places = PositionTable("places", np.zeros((36, 1))).places
     stated = PositionTable("stated", places @ np.random.default_rng(0).normal(size=(2, 8)) + 1)
-    measured = position_regression(stated, seed=0, repetitions=2).set_index("target")["error"]
+    measured = measure_position_regression(stated, seed=0, repetitions=2).set_index("target")["error"]
     assert measured[["absolute 1-D", "absolute 2-D"]].max() < 1e-9
     assert measured["relative 2-D"] > 0.1, "how far apart is no linear map of the difference"
     assert measured["relative 2-D, wraps"] > 10 * measured["relative 2-D"], "bytes wrap"
-    assert similarities(stated.rows).diagonal() == pytest.approx(1)
+    assert compute_similarities(stated.rows).diagonal() == pytest.approx(1)
 
 
 def test_the_last_attention_is_timms_own(generator: torch.Generator) -> None:
     model = build_vit(ModelConfig.parse(MICRO)).eval()
     attention = model.backbone.blocks[-1].attn
     images, seen = torch.rand(2, 3, 32, 32, generator=generator), list[Tensor]()
-    made = last_attention(model, images, "drawn")
+    made = read_last_attention(model, images, "drawn")
     attention.fused_attn = False
     attention.attn_drop.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     with torch.no_grad():
@@ -98,20 +100,20 @@ def test_the_last_attention_is_timms_own(generator: torch.Generator) -> None:
 def test_heads_that_look_alike_are_at_no_distance() -> None:
     even, first, last = torch.full((4,), 0.25), torch.eye(4)[0], torch.eye(4)[3]
     attention = torch.stack([torch.stack([even, even]), torch.stack([first, last])])
-    assert distances(attention).tolist() == [0, 1]
-    assert entropies(attention).tolist() == [[2, 2], [0, 0]]
+    assert compute_head_distances(attention).tolist() == [0, 1]
+    assert compute_entropies(attention).tolist() == [[2, 2], [0, 0]]
 
 
 @pytest.mark.parametrize(("name", "patch"), [("swin_tiny", 4), ("deit_small_without_positions", 16)])
 def test_a_model_without_position_embeddings_is_refused(name: str, patch: int) -> None:
     config = ModelConfig.parse({"name": name, "patch_size": patch, "classes": 2})
     with pytest.raises(BadInputError, match="no absolute position embeddings"):
-        positions_of(build(config), "run")
+        read_positions(build(config), "run")
 
 
 def test_a_table_of_zeros_has_no_spectrum() -> None:
     with pytest.raises(BadInputError, match="all zero"):
-        explained_variance(np.zeros((16, 8)))
+        compute_explained_variance(np.zeros((16, 8)))
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:

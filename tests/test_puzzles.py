@@ -6,7 +6,7 @@ import torch
 from fedmjp.defences.base import Arranged
 from fedmjp.defences.pipeline import read_pipeline
 from fedmjp.learning import Puzzle
-from fedmjp.training.puzzles import Puzzles
+from fedmjp.training.puzzles import TrainingPuzzles
 
 
 def images(count: int = 6) -> torch.Tensor:
@@ -14,7 +14,7 @@ def images(count: int = 6) -> torch.Tensor:
 
 
 def shuffled(*defences: str, seed: int = 0, epoch: int = 0, **puzzle: object) -> Arranged | None:
-    puzzles = Puzzles(read_pipeline(defences), Puzzle.parse(puzzle), 8, seed)
+    puzzles = TrainingPuzzles(read_pipeline(defences), Puzzle.parse(puzzle), 8, seed)
     return puzzles.arrange(images(), epoch, 0, range(len(images())))
 
 
@@ -77,7 +77,9 @@ def test_the_probability_is_that_of_a_batch() -> None:
 @pytest.mark.parametrize("masks", ["picture", "batch"])
 @pytest.mark.parametrize("defence", ["mjp:mask_ratio=0.4", "jigsaw:mask_ratio=0.4", "mjp:shuffle=false"])
 def test_what_is_drawn_ahead_is_what_is_drawn_with_the_pictures(masks: str, defence: str) -> None:
-    puzzles = Puzzles(read_pipeline([defence]), Puzzle.parse({"masks": masks, "probability": 0.5}), 8, 0, ("client", 1))
+    puzzles = TrainingPuzzles(
+        read_pipeline([defence]), Puzzle.parse({"masks": masks, "probability": 0.5}), 8, 0, ("client", 1)
+    )
     places, applied = [3, 1, 5, 0], 0
     for step in range(8):
         drawn = puzzles.ahead(2, step, places)
@@ -92,6 +94,6 @@ def test_what_is_drawn_ahead_is_what_is_drawn_with_the_pictures(masks: str, defe
 
 
 def test_what_arranges_in_its_own_way_is_not_drawn_ahead() -> None:
-    puzzles = Puzzles(read_pipeline(["pixels"]), Puzzle(), 8, 0)
+    puzzles = TrainingPuzzles(read_pipeline(["pixels"]), Puzzle(), 8, 0)
     assert puzzles.ahead(0, 0, range(6)) is None
     assert puzzles.arrange(images(), 0, 0, range(6)) is not None

@@ -21,7 +21,7 @@ from ray.cluster_utils import Cluster
 import fedmjp
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.running import ray_workers
-from fedmjp.benchmarks.running.engine import PendingTrials, StackResults
+from fedmjp.benchmarks.running.engine import StackResults, UploadJob
 from fedmjp.benchmarks.running.ray_workers import Assignment, StoredPictures, Worker, WorkerError
 from fedmjp.benchmarks.running.runner import run_local, run_ray
 from fedmjp.benchmarks.running.workbench import Setup
@@ -85,7 +85,7 @@ def run_and_die(plan: TrialPlan, setup: Setup, address: str, data: Path) -> None
 class Mortal(Worker):
     """A worker that dies, between results, at the pictures of this environment: each time, or until a file appears."""
 
-    def work(self, job: PendingTrials) -> Iterator[StackResults]:
+    def work(self, job: UploadJob) -> Iterator[StackResults]:
         for results in super().work(job):
             yield results
             victims = dict(pair.split("=") for pair in os.environ["VICTIMS"].split())
@@ -104,14 +104,14 @@ class Stillborn:
     def __init__(self, *_: object) -> None:
         os.abort()
 
-    def work(self, job: PendingTrials) -> Iterator[StackResults]:
+    def work(self, job: UploadJob) -> Iterator[StackResults]:
         yield from ()
 
 
 class Curious(Worker):
     """A worker that reports where its code is from, where it works, and whether it sees a folder."""
 
-    def work(self, job: PendingTrials) -> Iterator[StackResults]:
+    def work(self, job: UploadJob) -> Iterator[StackResults]:
         for results in super().work(job):
             about = {"code": fedmjp.__file__, "cwd": str(Path.cwd()), "node": ray.get_runtime_context().get_node_id()}
             for row in results.rows:

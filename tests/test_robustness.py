@@ -14,10 +14,10 @@ from fedmjp.data.datasets import names_of_imagenet, open_dataset
 from fedmjp.data.pictures import to_image
 from fedmjp.evaluation import robustness
 from fedmjp.evaluation.corruptions import corrupt, save_as_jpeg
-from fedmjp.evaluation.natural import Restricted, aurra, class_names, detect
-from fedmjp.evaluation.robustness import ALEXNET, read_rights, write_rights
-from fedmjp.evaluation.robustness_report import notes, sheets
-from fedmjp.evaluation.runs import Trained, open_run
+from fedmjp.evaluation.natural import RestrictedPredictions, compute_aurra, detect, find_class_names
+from fedmjp.evaluation.robustness import ALEXNET, read_hits, write_hits
+from fedmjp.evaluation.robustness_report import RobustnessReport
+from fedmjp.evaluation.runs import TrainedModel, open_run
 from fedmjp.evaluation.severities import NAMES
 from fedmjp.models.build import build
 from fedmjp.seeds import numpy_generator
@@ -92,7 +92,7 @@ def test_errors_are_those_of_the_corrupted_pictures(monkeypatch, capsys, tmp_pat
 def test_what_was_finished_is_not_done_again(monkeypatch, capsys, tmp_path, data, runs):
     out = tmp_path / "out"
     asked = ("--corruption", "fog", "--corruption", "contrast", "--device", "cpu", "--output", out)
-    done, measured = [], robustness.rights_under
+    done, measured = [], robustness.predict_corrupted
 
     def killed_at_the_second(name, *arguments, **options):
         done.append(name)
@@ -100,7 +100,7 @@ def test_what_was_finished_is_not_done_again(monkeypatch, capsys, tmp_path, data
             raise KeyboardInterrupt
         return measured(name, *arguments, **options)
 
-    monkeypatch.setattr(robustness, "rights_under", killed_at_the_second)
+    monkeypatch.setattr(robustness, "predict_corrupted", killed_at_the_second)
     assert command(monkeypatch, runs / "none", "--data", data, *asked) != 0
     assert pd.read_csv(out / "corruptions.csv")["corruption"].unique().tolist() == ["fog"]
     assert command(monkeypatch, runs / "none", "--data", data, *asked) == 0
@@ -116,26 +116,26 @@ def test_what_was_finished_is_not_done_again(monkeypatch, capsys, tmp_path, data
 
 
 def test_a_damaged_file_of_finished_corruptions_counts_as_none(tmp_path):
-    path, rights = tmp_path / "rights.npz", {"fog": np.ones((1, 2, 5), bool)}
-    write_rights(path, "ours", rights)
-    assert read_rights(path, "ours")["fog"].all()
-    assert read_rights(path, "another's") == {}
+    path, hits = tmp_path / "hits.npz", {"fog": np.ones((1, 2, 5), bool)}
+    write_hits(path, "ours", hits)
+    assert read_hits(path, "ours")["fog"].all()
+    assert read_hits(path, "another's") == {}
     path.write_bytes(path.read_bytes()[:-40])
-    assert read_rights(path, "ours") == {}
-    assert read_rights(tmp_path / "missing.npz", "ours") == {}
+    assert read_hits(path, "ours") == {}
+    assert read_hits(tmp_path / "missing.npz", "ours") == {}
 
 
 def test_alexnet_has_an_mce_of_100_and_the_papers_columns_their_means():
     assert list(ALEXNET) == list(NAMES)
     wrong = {name: np.arange(1000)[None, :, None].repeat(5, 2) < 1000 * share for name, share in ALEXNET.items()}
-    rights = {name: ~each for name, each in wrong.items()}
-    assert robustness.errors_of_pictures(rights, 0, normalised=True).mean() == pytest.approx(100, abs=0.1)
-    (reported,) = sheets([], {}, "")
+    hits = {name: ~each for name, each in wrong.items()}
+    assert robustness.compute_picture_errors(hits, 0, normalised=True).mean() == pytest.approx(100, abs=0.1)
+    (reported,) = RobustnessReport([], {}).build_tables()
     assert reported.rows == [
         ["DeiT-S", "54.6", "44.0", "44.0", "56.0"],
         ["DeiT-S + MJP", "51.6 or 40.78", "41.5", "43.2", "55.1"],
     ]
-    (remark,) = notes({})
+    (remark,) = RobustnessReport([], {}).collect_remarks()
     assert "gains 0.8 points unnormalised, 0.9 normalised" in remark
 
 
@@ -158,7 +158,7 @@ def test_aurra_is_the_mean_accuracy_of_the_most_confident():
     confidence, correct = generator.random(20), generator.random(20) < 0.4
     ranked = [correct[index] for index in sorted(range(20), key=lambda index: -confidence[index])]
     expected = np.mean([np.mean(ranked[: count + 1]) for count in range(20)])
-    assert aurra(Restricted(confidence, correct)) == pytest.approx(expected)
+    assert compute_aurra(RestrictedPredictions(confidence, correct)) == pytest.approx(expected)
 
 
 def test_imagenet_a_and_o_are_predicted_among_their_classes(monkeypatch, tmp_path, runs):
@@ -194,9 +194,9 @@ def test_imagenet_a_and_o_are_predicted_among_their_classes(monkeypatch, tmp_pat
 
 def test_weights_alone_have_imagenets_classes_if_they_have_1000(runs):
     run = open_run(runs / "none")
-    alone = Trained("weights", run.model.model_copy(update={"classes": 1000}), None)
-    assert class_names(alone, []) == names_of_imagenet()
-    assert class_names(alone, ["a", "b"]) == ["a", "b"]
+    alone = TrainedModel("weights", run.model.model_copy(update={"classes": 1000}), None)
+    assert find_class_names(alone, []) == names_of_imagenet()
+    assert find_class_names(alone, ["a", "b"]) == ["a", "b"]
 
 
 @pytest.mark.parametrize(

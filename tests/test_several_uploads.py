@@ -16,7 +16,7 @@ from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.benchmarks.folder.output import OutputFolder
 from fedmjp.benchmarks.plan.experiment import Experiment
 from fedmjp.benchmarks.plan.planning import plan
-from fedmjp.benchmarks.running.engine import PendingTrials, jobs
+from fedmjp.benchmarks.running.engine import UploadJob, jobs
 from fedmjp.benchmarks.running.runner import Foreman, run_local
 from fedmjp.benchmarks.running.workbench import Setup
 from fedmjp.benchmarks.uploads import direct as direct_uploads
@@ -171,7 +171,7 @@ def test_a_campaign_computes_every_upload_once(witness: str, tmp_path: Path, mon
 
 
 def test_a_worker_goes_on_with_the_uploads_that_it_has_computed() -> None:
-    waiting = deque(PendingTrials(part, (), uploads) for uploads in range(3) for part in range(3))
+    waiting = deque(UploadJob(part, (), uploads) for uploads in range(3) for part in range(3))
     foreman: Any = Foreman.__new__(Foreman)
     foreman._computed = {}
     order = [(slot, foreman._next(slot, waiting)) for slot in (0, 1, 0, 1, 0, 0, 1, 0, 1)]

@@ -10,7 +10,7 @@ import pytest
 from fedmjp.attacks import ATTACKS
 from fedmjp.defences import DEFENCES
 from fedmjp.registry import Registry
-from fedmjp.stated import read_literal
+from fedmjp.stated import named_classes, read_literal
 from fedmjp.threat import SERVERS
 
 LISTED = [
@@ -74,3 +74,20 @@ def test_classes_of_other_packages_are_asked_themselves(module: str, monkeypatch
     assert module not in sys.modules
     assert registry.state("theirs", "name", "computed") == {"name": "listed", "computed": "ab"}
     assert registry.state("ours", "computed") == {"computed": "ab"}, "where the source does not say, ours are, too"
+
+
+def test_names_are_found_in_classes_alone(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "one.py").write_text(
+        'class One:\n    name: ClassVar[str] = "one"\n\n    def run(self):\n        name = "inner"\n\n\n'
+        'def outside():\n    name = "local"\n'
+    )
+    (tmp_path / "deep" / "two.py").write_text('name = "module"\n\n\nclass Two:\n    name = "two"\n')
+    assert named_classes("somewhere", tmp_path) == {"one": "somewhere.one:One", "two": "somewhere.deep.two:Two"}
+
+
+def test_a_name_that_two_classes_state_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text('class One:\n    name = "one"\n')
+    (tmp_path / "two.py").write_text('class Two:\n    name = "one"\n')
+    with pytest.raises(ValueError, match=r"(One|Two) and somewhere\.(one|two):(One|Two) both state the name 'one'"):
+        named_classes("somewhere", tmp_path)

@@ -28,7 +28,7 @@ def write_app(folder: Path) -> Path:
         f'[project]\nname = "fedmjp"\nversion = "{fedmjp.__version__}"\ndependencies = []\n\n'
         '[tool.hatch.build.targets.wheel]\npackages = ["fedmjp"]\n\n'
         '[tool.flwr.app]\npublisher = "fedmjp"\n\n'
-        '[tool.flwr.app.components]\nserverapp = "fedmjp.server.app:app"\nclientapp = "fedmjp.clients.app:app"\n\n'
+        '[tool.flwr.app.components]\nserverapp = "fedmjp.server_app:app"\nclientapp = "fedmjp.client_app:app"\n\n'
         f"[tool.flwr.app.config]\n{as_toml(RunConfig().flat())}"
     )
     return folder

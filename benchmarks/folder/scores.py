@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmjp.benchmarks.folder.output import write_json, write_text
-from fedmjp.benchmarks.folder.store import START_OVER, TRIAL_COLUMNS, TrialRow
+from fedmjp.benchmarks.folder.store import START_OVER, TRIAL_COLUMNS, TrialResult
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.benchmarks.plan.trial_plan import ABOUT_KEYS, PlannedTrial, TrialPlan, cells_as_json, cells_from_json
 from fedmjp.benchmarks.plan.trial_plan import COLUMNS as PLANNED
@@ -51,10 +51,11 @@ class ScoreTable:
         self._cells = {cell: _cell_id(cell) for cell in planned.cells}
         self._planned = {trial.key: trial for trial in planned.tasks}
         self._uploads = _number_uploads(planned)
-        self._trials: dict[str, TrialRow] = {}
+        self._trials: dict[str, TrialResult] = {}
         former = read_rows(self._path) if self._path.exists() else []
         about = _read_manifest(folder) if former else {"cells": {}, "environments": {}}
         self._environments: dict[str, Any] = dict(about["environments"])
+        self._about: Mapping[str, Any] = {}
         replaced = set(self._cells.values())
         rows = [row for row in former if row["cell"] not in replaced or _is_finished(row, self._planned)]
         for row in rows:
@@ -73,7 +74,7 @@ class ScoreTable:
         """
         return {key for key in keys if key in self._trials and _ends(self._trials[key].status, self._trials[key].error)}
 
-    def put(self, trials: Iterable[TrialRow]) -> None:
+    def put(self, trials: Iterable[TrialResult]) -> None:
         """Append the rows of an upload in one write, so that an interruption leaves whole rows.
 
         Args:
@@ -83,6 +84,9 @@ class ScoreTable:
             OutputError: If the file cannot be written.
         """
         trials = list(trials)
+        for trial in trials:  # a checkout may change while it is at work
+            if _digest(trial.environment) not in self._environments:
+                self.write_manifest(self._about, trial.environment)
         self._trials |= {trial.key: trial for trial in trials}
         try:
             with self._path.open("a", encoding="utf-8", newline="") as file:
@@ -95,7 +99,7 @@ class ScoreTable:
                 "run again"
             ) from None
 
-    def trials(self, keys: Collection[str] | None = None) -> list[TrialRow]:
+    def trials(self, keys: Collection[str] | None = None) -> list[TrialResult]:
         """Return the trials of this run, done or failed.
 
         Args:
@@ -104,17 +108,18 @@ class ScoreTable:
         return [trial for key, trial in self._trials.items() if keys is None or key in keys]
 
     def write_manifest(self, about: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
-        """Write the manifest, before the first row: what the rows are of, and the environments that they come from.
+        """Write the manifest, before rows of the environment: what they are of, and where all rows come from.
 
         Args:
             about: Command, data, configuration and the like.
             environment: Of this process.
         """
+        self._about = dict(about)
         self._environments[_digest(environment)] = dict(environment)
         cells = {**self._other_cells, **self._planned_cells}
         write_json(self._manifest, {"kind": KIND, **about, "cells": cells, "environments": self._environments})
 
-    def _cells_of(self, trial: TrialRow) -> list[Any]:
+    def _cells_of(self, trial: TrialResult) -> list[Any]:
         planned = self._planned[trial.key]
         values = {
             **vars(trial),
@@ -243,11 +248,11 @@ def _text(rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def _trial_of(row: Row, environments: Mapping[str, Any]) -> TrialRow:
+def _trial_of(row: Row, environments: Mapping[str, Any]) -> TrialResult:
     numbers = {name: float(row[name]) if row[name] else None for name in NUMBERS}
     scores = {name: numbers[name] for name in SCORED} if row["status"] == "ok" else {}
     texts = ("key", "status", "model", "defence", "attack", "setting", "protocol", "picture", "picture_sha256")
-    return TrialRow(
+    return TrialResult(
         **{name: row[name] for name in texts},
         error=row["error"] or None,
         mask_ratio=numbers["mask_ratio"] or 0.0,

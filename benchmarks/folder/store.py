@@ -124,7 +124,7 @@ TRIAL_COLUMNS = tuple(_TRIALS.c.keys())
 
 
 @dataclass(kw_only=True)
-class TrialRow:
+class TrialResult:
     """One attack on one picture, scored in one setting; or the error that it ended with.
 
     ``key`` digests everything that determines the trial. ``status`` is "ok" or "failed". Metrics that could not be
@@ -157,7 +157,7 @@ class RecordedTrials(Protocol):
     """Trials that can be read: those of a database, or of a published study."""
 
     def frame(self, keys: Collection[str] | None = None) -> "pd.DataFrame":
-        """Return trials as one row each with the columns of ``TrialRow``, in the order of their keys.
+        """Return trials as one row each with the columns of ``TrialResult``, in the order of their keys.
 
         ``scores`` and ``diagnostics`` are dictionaries; ``environment_sha256`` is a key of ``environments()``.
 
@@ -212,7 +212,7 @@ class Store:
             raise OutputError(f"The database URL has more than one @; {FORMS}")
         return cls(parsed.set(drivername=f"postgresql+{DRIVER}"))
 
-    def put(self, trials: Iterable[TrialRow]) -> None:
+    def put(self, trials: Iterable[TrialResult]) -> None:
         """Write trials in one transaction: all of them or, if the process dies, none.
 
         A finished trial is never overwritten; a failed one is replaced by a later attempt.
@@ -259,7 +259,7 @@ class Store:
         with self.transaction() as connection:
             return {row[0]: row[1] for row in connection.execute(select(status, func.count()).group_by(status))}
 
-    def trials(self, keys: Collection[str]) -> Sequence[TrialRow]:
+    def trials(self, keys: Collection[str]) -> Sequence[TrialResult]:
         """Return trials, done or failed, in a fixed order.
 
         Args:
@@ -268,7 +268,7 @@ class Store:
         environments = self.environments()
         with self.transaction() as connection:
             rows = [dict(row._mapping) for row in _rows(connection, _TRIALS.c.keys(), keys)]
-            return [TrialRow(environment=environments[row.pop("environment_sha256")], **row) for row in rows]
+            return [TrialResult(environment=environments[row.pop("environment_sha256")], **row) for row in rows]
 
     def frame(self, keys: Collection[str] | None = None) -> "pd.DataFrame":
         """Return trials as ``RecordedTrials`` has them.

@@ -42,7 +42,7 @@ import pandas as pd
 import typer
 
 from fedmjp import provenance
-from fedmjp.benchmarks.folder.store import Store, TrialRow
+from fedmjp.benchmarks.folder.store import Store, TrialResult
 from fedmjp.benchmarks.leaderboard.board import board_of
 from fedmjp.benchmarks.leaderboard.entries import read_reported
 from fedmjp.benchmarks.performance.harness import Measurement, benchmark, proportional_memory
@@ -109,8 +109,8 @@ def _measure_store(store: Store, trials: int) -> dict[str, float]:
     }
 
 
-def _filler(key: str, environment: Mapping[str, Any], **known: Any) -> TrialRow:
-    """A finished trial of no attack, with what is known of it and anything else in the other columns."""
+def _filler(key: str, environment: Mapping[str, Any], **known: Any) -> TrialResult:
+    """Make a finished trial of no attack, with what is known of it and anything else in the other columns."""
     columns = {
         "model": "deit_small",
         "defence": "mjp",
@@ -125,10 +125,10 @@ def _filler(key: str, environment: Mapping[str, Any], **known: Any) -> TrialRow:
         "attack_seconds": 0.1,
         "diagnostics": {},
     }
-    return TrialRow(key=key, status="ok", environment=environment, **{**columns, **known})
+    return TrialResult(key=key, status="ok", environment=environment, **{**columns, **known})
 
 
-def _stored_trial(key: str, environment: Mapping[str, Any], chance: random.Random) -> TrialRow:
+def _stored_trial(key: str, environment: Mapping[str, Any], chance: random.Random) -> TrialResult:
     return _filler(
         key,
         environment,
@@ -173,7 +173,7 @@ def leaderboard(
 
 
 def synthetic_plan(pictures: int) -> TrialPlan:
-    """The plan: every attack on every model, with and without MJP, in settings a and c, as scenarios are planned."""
+    """Return the plan: every attack on every model, with and without MJP, in settings a and c."""
     arms = [(scenario.in_setting(setting, MASK_RATIO), setting) for scenario, setting in ARMS]
     cells = tuple(
         Cell(
@@ -222,7 +222,7 @@ def _about() -> dict[str, Any]:
     }
 
 
-def synthetic_trials(plan: TrialPlan, environment: Mapping[str, Any]) -> list[TrialRow]:
+def synthetic_trials(plan: TrialPlan, environment: Mapping[str, Any]) -> list[TrialResult]:
     """Scores around a level of each cell: the guess, or what an attack without and with the defence might reach."""
     generator = numpy_generator(0, "performance of the leaderboard")
     levels = np.array([_level(cell) for cell in plan.cells])[plan.trials["cell"]]

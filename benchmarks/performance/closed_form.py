@@ -98,13 +98,13 @@ def closed_form(pictures: Pictures, n: Annotated[int, typer.Option(help="Number 
 
 
 def _timed(work: Callable[[], T]) -> tuple[T, Times]:
-    """What the work gives, and its seconds by both clocks."""
+    """Return what the work gives, and its seconds by both clocks."""
     began = np.array([time.perf_counter(), time.process_time()])
     return work(), np.array([time.perf_counter(), time.process_time()]) - began
 
 
 def _network(model: VitClassifier) -> Run:
-    """What ``april`` needs of the network, without its solver."""
+    """Return what ``april`` needs of the network, without its solver."""
     wanted = showing_pictures(ATTACKS.get("april")()).tensors(model)
 
     def run(batches: Sequence[PrivateBatch]) -> list[Tensor]:

@@ -91,7 +91,7 @@ def with_flower(scenario: TrainingScenario, resources: Resources) -> list[float]
 
 
 def without_flower(scenario: TrainingScenario, resources: Resources) -> list[float]:
-    """The same with a pool of processes."""
+    """Time the same with a pool of processes."""
     _, dealt = deal(scenario)
     weights = {name: value.numpy() for name, value in build(scenario.network).state_dict().items()}
     seconds = []
@@ -147,7 +147,7 @@ SERVER = "flwr-simulation"  # the program of Flower that runs the server
 SAMPLE_SECONDS = 0.25
 
 
-class Case(NamedTuple):
+class FederationCase(NamedTuple):
     """A federation to measure."""
 
     model: str
@@ -157,8 +157,8 @@ class Case(NamedTuple):
 
 
 CASES = [
-    *(Case("deit_micro", 32, 4, clients) for clients in (8, 100, 1000)),
-    *(Case("deit_small", 224, 16, clients) for clients in (8, 100)),
+    *(FederationCase("deit_micro", 32, 4, clients) for clients in (8, 100, 1000)),
+    *(FederationCase("deit_small", 224, 16, clients) for clients in (8, 100)),
 ]
 NOISE_CLASSES = 2
 VALIDATED = 2  # pictures of a class: the server's time is to go into updates
@@ -175,7 +175,7 @@ def server_memory(
     return Measurement({"federations": measured}, {"rounds": rounds})
 
 
-def _measure_federation(case: Case, rounds: int) -> dict[str, Any]:
+def _measure_federation(case: FederationCase, rounds: int) -> dict[str, Any]:
     """One federation's figures."""
     network = {
         "name": case.model,

@@ -106,7 +106,7 @@ class Work:
             torch.cuda.synchronize()
 
     def timed(self, work: Callable[[], Result]) -> tuple[Result, float]:
-        """What the work gives, and the seconds until the device has done it."""
+        """Return what the work gives, and the seconds until the device has done it."""
         self.wait()
         began = time.perf_counter()
         made = work()
@@ -173,7 +173,7 @@ TOLD = 400  # letters of a failure
 
 
 def measure_tests(work: Work) -> dict[str, Any]:
-    """Passed, failed and skipped, and the first lines of each failure."""
+    """Count the passed, failed and skipped, and the first lines of each failure."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-v", "-n", str(PROCESSES), "--dist", "load", "-m", "cuda"]

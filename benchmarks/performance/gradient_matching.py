@@ -113,7 +113,7 @@ def matrix_rate() -> float:
 
 
 def limit(work: float, rate: float, milliseconds: float) -> dict[str, float]:
-    """What our search multiplies in an iteration of a picture, and how near that is to what the machine can do."""
+    """Count what our search multiplies in an iteration of a picture, and compare it with the machine's rate."""
     return {
         "ours_gflop_per_iteration_and_picture": round(work, 2),
         "matrix_product_gflop_per_second_by_processor": round(rate, 1),

@@ -50,7 +50,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class UploadRecipe:
     """How an app trains in a round."""
 
     model: str
@@ -71,11 +71,11 @@ class Recipe:
 
 
 HONEST = (
-    Recipe("torchvision ViT", "SGD", 0.05, 1, 8),
-    Recipe("torchvision ViT", "SGD", 0.05, 10, 16),
-    Recipe("transformers ViT", "AdamW", 1e-3, 2, 8),
-    Recipe("timm deit_micro", "SGD", 0.05, 2, 8, numpy_client=True, classes_per_client=2),
-    Recipe("convolutions", "SGD", 0.01, 10, 16, numpy_client=True, options=(("momentum", 0.9),)),
+    UploadRecipe("torchvision ViT", "SGD", 0.05, 1, 8),
+    UploadRecipe("torchvision ViT", "SGD", 0.05, 10, 16),
+    UploadRecipe("transformers ViT", "AdamW", 1e-3, 2, 8),
+    UploadRecipe("timm deit_micro", "SGD", 0.05, 2, 8, numpy_client=True, classes_per_client=2),
+    UploadRecipe("convolutions", "SGD", 0.01, 10, 16, numpy_client=True, options=(("momentum", 0.9),)),
 )
 COST = (
     ("deit_micro, 32 pixels", "timm deit_micro", SIZE, "off"),
@@ -107,8 +107,8 @@ def upload_gate(
     return Measurement(figures, {"rounds": ROUNDS, "clients": CLIENTS, "policy": "default"})
 
 
-def honest(recipe: Recipe, pictures: Batch, classes: int) -> dict[str, Any]:
-    """Rounds of FedAvg under the default policy."""
+def honest(recipe: UploadRecipe, pictures: Batch, classes: int) -> dict[str, Any]:
+    """Play rounds of FedAvg under the default policy."""
     with tempfile.TemporaryDirectory() as scratch:
         gate = UploadGate(Policy(), ledger=Path(scratch) / "gate.jsonl")
         model, shown_by_tensors = made(recipe.model, classes), 0
@@ -141,11 +141,11 @@ def honest(recipe: Recipe, pictures: Batch, classes: int) -> dict[str, Any]:
 
 
 def one_picture(pictures: Batch, classes: int) -> dict[str, Any]:
-    """Uploads of a single picture, under the default policy and without its count of pictures."""
+    """Upload updates of a single picture, under the default policy and without its count of pictures."""
     figures: dict[str, Any] = {}
     for name in dict.fromkeys(recipe.model for recipe in HONEST):
         for optimiser, rate, steps in (("SGD", 0.05, 1), ("SGD", 0.05, 5), ("AdamW", 1e-3, 5)):
-            recipe = Recipe(name, optimiser, rate, steps, 1)
+            recipe = UploadRecipe(name, optimiser, rate, steps, 1)
             counts = {"uploads": 0, "refused": 0, "refused_by_what_came_back": 0}
             for place in range(10):
                 batch = pictures[0][place : place + 1], pictures[1][place : place + 1]
@@ -165,7 +165,7 @@ def one_picture(pictures: Batch, classes: int) -> dict[str, Any]:
 
 def cost(name: str, size: int, classes: int, checks: str) -> dict[str, float]:
     """CPU seconds of rounds of ten batches of sixteen: in the app, and in the gate around it."""
-    recipe = Recipe(name, "SGD", 0.01, 10, 16)
+    recipe = UploadRecipe(name, "SGD", 0.01, 10, 16)
     draw = torch_generator(0, "cost", name)
     chosen = [
         (torch.randn(16, 3, size, size, generator=draw), torch.randint(classes, (16,), generator=draw))
@@ -194,7 +194,7 @@ def cost(name: str, size: int, classes: int, checks: str) -> dict[str, float]:
 
 
 def totals(entries: Sequence[Entry]) -> dict[str, str]:
-    """What came back of all that left, by attack and kind."""
+    """Return what came back of all that left, by attack and kind."""
     sums: dict[str, list[int]] = {}
     for entry in entries:
         for outcome in entry.outcomes:
@@ -204,8 +204,8 @@ def totals(entries: Sequence[Entry]) -> dict[str, str]:
     return {title: f"{back} of {among}" for title, (back, among) in sums.items()}
 
 
-def batches_of(recipe: Recipe, pictures: Batch, client: int, turn: int) -> list[Batch]:
-    """A client's batches of a round, of its own half of the pictures."""
+def batches_of(recipe: UploadRecipe, pictures: Batch, client: int, turn: int) -> list[Batch]:
+    """Return a client's batches of a round, of its own half of the pictures."""
     images, labels = pictures
     mine = torch.arange(client, len(labels), CLIENTS)
     if recipe.classes_per_client:
@@ -217,7 +217,7 @@ def batches_of(recipe: Recipe, pictures: Batch, client: int, turn: int) -> list[
 
 
 def made(name: str, classes: int, size: int = SIZE) -> nn.Module:
-    """A network with drawn weights, as its library makes it."""
+    """Build a network with drawn weights, as its library makes it."""
     with scoped_randomness(1):
         if name == "torchvision ViT":
             shape = {"num_layers": 2, "num_heads": 2, "hidden_dim": 64, "mlp_dim": 128, "num_classes": classes}
@@ -252,8 +252,8 @@ def made(name: str, classes: int, size: int = SIZE) -> nn.Module:
         return of_timm
 
 
-def train(model: nn.Module, batches: Sequence[Batch], recipe: Recipe) -> float:
-    """A loop as Flower's own examples have it."""
+def train(model: nn.Module, batches: Sequence[Batch], recipe: UploadRecipe) -> float:
+    """Train in a loop as Flower's own examples have it."""
     model.train()
     options = dict(recipe.options)
     optimiser, loss = getattr(torch.optim, recipe.optimiser)(model.parameters(), lr=recipe.rate, **options), 0.0
@@ -268,7 +268,7 @@ def train(model: nn.Module, batches: Sequence[Batch], recipe: Recipe) -> float:
 
 
 def answer(  # noqa: PLR0913 (a message, and who answers it)
-    recipe: Recipe,
+    recipe: UploadRecipe,
     state: Mapping[str, Tensor],
     batches: Sequence[Batch],
     classes: int,
@@ -278,7 +278,7 @@ def answer(  # noqa: PLR0913 (a message, and who answers it)
     turn: int = 0,
     size: int = SIZE,
 ) -> tuple[Message, Message]:
-    """A message with these weights, and the reply of an app."""
+    """Return a message with these weights, and the reply of an app."""
     model = made(recipe.model, classes, size)
     mods = [] if gate is None else [gate]
     content, app = (_numpy_app if recipe.numpy_client else _message_app)(model, state, batches, recipe, mods)
@@ -289,7 +289,7 @@ def answer(  # noqa: PLR0913 (a message, and who answers it)
 
 
 def _message_app(
-    model: nn.Module, state: Mapping[str, Tensor], batches: Sequence[Batch], recipe: Recipe, mods: list[Any]
+    model: nn.Module, state: Mapping[str, Tensor], batches: Sequence[Batch], recipe: UploadRecipe, mods: list[Any]
 ) -> tuple[RecordDict, ClientApp]:
     app = ClientApp(mods=mods)
 
@@ -305,9 +305,9 @@ def _message_app(
 
 
 def _numpy_app(
-    model: nn.Module, state: Mapping[str, Tensor], batches: Sequence[Batch], recipe: Recipe, mods: list[Any]
+    model: nn.Module, state: Mapping[str, Tensor], batches: Sequence[Batch], recipe: UploadRecipe, mods: list[Any]
 ) -> tuple[RecordDict, ClientApp]:
-    class Client(NumPyClient):
+    class HonestClient(NumPyClient):
         def fit(self, parameters: Any, config: Any) -> Any:
             del config
             named = zip(model.state_dict(), parameters, strict=True)
@@ -316,7 +316,7 @@ def _numpy_app(
             weights = [value.cpu().numpy() for value in model.state_dict().values()]
             return weights, sum(len(labels) for _, labels in batches), {"loss": loss}
 
-    make: Callable[[Context], Any] = lambda _context: Client().to_client()  # noqa: E731
+    make: Callable[[Context], Any] = lambda _context: HonestClient().to_client()  # noqa: E731
     parameters = ndarrays_to_parameters([value.numpy() for value in state.values()])
     return fitins_to_recorddict(FitIns(parameters, {"lr": recipe.rate}), keep_input=True), ClientApp(make, mods=mods)
 
@@ -380,7 +380,7 @@ def train(message, context):
 
 
 def through_a_node() -> dict[str, Any]:
-    """What a server got from a gated SuperNode, and what its ledger says."""
+    """Return what a server got from a gated SuperNode, and what its ledger says."""
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         app, output, ledger = root / "app", root / "got.json", root / "gate.jsonl"

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedmjp.benchmarks.folder.pictures import load_png
-from fedmjp.benchmarks.folder.store import TrialRow
+from fedmjp.benchmarks.folder.store import TrialResult
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.drawings import save_photographs
 
@@ -34,7 +34,7 @@ class _Row:
     captions: dict[str, str] = field(default_factory=dict)
 
 
-def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[TrialRow], pictures: Path, path: Path) -> None:
+def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[TrialResult], pictures: Path, path: Path) -> None:
     """Draw original, shuffled and reconstructed pictures: a column per picture, a row per attack and defence.
 
     Only the first pictures are shown. Defences that shuffle are shown in settings b and c, which share one upload,
@@ -64,7 +64,7 @@ def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[TrialRow], pi
     save_photographs(figure, path, dots_per_inch=DOTS_PER_INCH)
 
 
-def _reconstruction_rows(planned: Sequence[PlannedTrial], trials: Sequence[TrialRow], pictures: Path) -> list[_Row]:
+def _reconstruction_rows(planned: Sequence[PlannedTrial], trials: Sequence[TrialResult], pictures: Path) -> list[_Row]:
     finished = {trial.key: trial.scores for trial in trials if trial.status == "ok"}
     shuffled = {(plan.cell.model, plan.cell.defence) for plan in planned if plan.cell.pipeline.shuffles}
     rows: dict[str, _Row] = {}

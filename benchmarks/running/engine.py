@@ -14,7 +14,7 @@ from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.adversary import Adversary
 from fedmjp.attacks.held_out import measured_on
 from fedmjp.benchmarks.folder.pictures import png_of
-from fedmjp.benchmarks.folder.store import TrialRow
+from fedmjp.benchmarks.folder.store import TrialResult
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
 from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, TrialPlan
 from fedmjp.benchmarks.running.progress import RunProgress
@@ -37,8 +37,8 @@ CHUNK_OF_OPTIMISERS = 4
 
 
 @dataclass(frozen=True)
-class PendingTrials:
-    """What is missing of the trials on a few uploads of a plan's part.
+class UploadJob:
+    """The unfinished trials on a few uploads of a plan's part.
 
     Jobs of equal ``uploads`` attack uploads of the same pictures: more of them or fewer.
     """
@@ -67,7 +67,7 @@ _Trials = Sequence[PlannedTrial]
 class StackResults:
     """Rows of the trials on a few uploads, and pictures to keep: the content of PNG files by their names."""
 
-    rows: list[TrialRow]
+    rows: list[TrialResult]
     pictures: dict[str, bytes] = field(default_factory=dict)
 
 
@@ -217,7 +217,7 @@ class Engine:
         weights: str,
         attacked: _Attacked,
         values: Mapping[str, Tensor | None],
-    ) -> TrialRow:
+    ) -> TrialResult:
         place = private.pictures.index(trial.picture.name)
         if private.sha256(place) != trial.picture.sha256:
             return self._failed(trial, f"the client's picture {trial.picture.name!r} is not the planned one")
@@ -232,11 +232,11 @@ class Engine:
             diagnostics=dict(attacked.disclosed.diagnostics),
         )
 
-    def _failed(self, trial: PlannedTrial, error: str) -> TrialRow:
+    def _failed(self, trial: PlannedTrial, error: str) -> TrialResult:
         return self._row(trial, status="failed", error=error)
 
-    def _row(self, trial: PlannedTrial, **outcome: Any) -> TrialRow:
-        return TrialRow(
+    def _row(self, trial: PlannedTrial, **outcome: Any) -> TrialResult:
+        return TrialResult(
             key=trial.key,
             **trial.cell.columns,
             picture=trial.picture.name,
@@ -277,7 +277,7 @@ def _refuse_known(batches: Iterable[PrivateBatch]) -> None:
                 raise RecordError(f"the prior of natural patches was measured on {name!r}: attack other pictures")
 
 
-def jobs(plan: TrialPlan, finished: Collection[str] = ()) -> list[PendingTrials]:
+def jobs(plan: TrialPlan, finished: Collection[str] = ()) -> list[UploadJob]:
     """Cut what is missing of a plan into jobs, in an order in which models and shared uploads are computed once.
 
     The first job of each part comes before all others, so that the time that is left can soon be told. Within both
@@ -299,7 +299,7 @@ def jobs(plan: TrialPlan, finished: Collection[str] = ()) -> list[PendingTrials]
     return sorted(grouped, key=lambda job: (first[job.part] is not job, places[job.arm], job.uploads))
 
 
-def jobs_of(part: int, planned: _Trials, finished: Collection[str]) -> Iterator[PendingTrials]:
+def jobs_of(part: int, planned: _Trials, finished: Collection[str]) -> Iterator[UploadJob]:
     """Cut the trials of one part into jobs on a few uploads each, in the order of the plan.
 
     Args:
@@ -313,7 +313,7 @@ def jobs_of(part: int, planned: _Trials, finished: Collection[str]) -> Iterator[
     for chunk in _in_chunks(list(_by_batch(planned).values()), CHUNK_OF_OPTIMISERS if optimises else CHUNK):
         missing = tuple(trial for trials in chunk for trial in trials if trial.key not in finished)
         if missing:
-            yield PendingTrials(part, missing)
+            yield UploadJob(part, missing)
 
 
 def _by_batch(trials: Iterable[PlannedTrial]) -> dict[Batch, list[PlannedTrial]]:

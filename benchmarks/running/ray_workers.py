@@ -24,7 +24,7 @@ import fedmjp
 from fedmjp import provenance
 from fedmjp.benchmarks.plan.experiment import Experiment
 from fedmjp.benchmarks.plan.planning import decisive_facts
-from fedmjp.benchmarks.running.engine import PendingTrials, StackResults
+from fedmjp.benchmarks.running.engine import StackResults, UploadJob
 from fedmjp.benchmarks.running.workbench import Setup, Workbench
 from fedmjp.config import Checkpoint
 from fedmjp.data.pictures import LabelledPicture
@@ -178,7 +178,7 @@ class Worker:
         self._bench: Workbench | None = None
         torch.set_num_threads(assignment.threads)
 
-    def work(self, job: PendingTrials) -> Iterator[StackResults]:
+    def work(self, job: UploadJob) -> Iterator[StackResults]:
         """Run a job.
 
         Args:
@@ -233,7 +233,7 @@ class RayTeam:
     def _room(self) -> int:
         return math.floor(float(ray.cluster_resources().get(self._kind, 0)) / self._share + 1e-9)
 
-    def give(self, worker: int, job: PendingTrials, *, alone: bool) -> None:
+    def give(self, worker: int, job: UploadJob, *, alone: bool) -> None:
         """Start a job, and an actor for it if there is none.
 
         Args:

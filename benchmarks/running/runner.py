@@ -17,7 +17,7 @@ from fedmjp.benchmarks.campaign.prepare import Prepared
 from fedmjp.benchmarks.folder.output import OutputFolder
 from fedmjp.benchmarks.folder.store import Store
 from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, TrialPlan
-from fedmjp.benchmarks.running.engine import Engine, PendingTrials, StackResults, jobs, jobs_of
+from fedmjp.benchmarks.running.engine import Engine, StackResults, UploadJob, jobs, jobs_of
 from fedmjp.benchmarks.running.progress import RunProgress
 from fedmjp.benchmarks.running.retention import Retention
 from fedmjp.benchmarks.running.workbench import Setup, Workbench
@@ -188,7 +188,7 @@ class Pace:
     def __init__(self) -> None:
         self._seconds, self._trials = defaultdict[int, float](float), Counter[int]()
 
-    def add(self, job: PendingTrials, seconds: float) -> None:
+    def add(self, job: UploadJob, seconds: float) -> None:
         """Count a finished job.
 
         Args:
@@ -198,7 +198,7 @@ class Pace:
         self._seconds[job.part] += seconds
         self._trials[job.part] += len(job.trials)
 
-    def remaining(self, waiting: Iterable[PendingTrials]) -> float:
+    def remaining(self, waiting: Iterable[UploadJob]) -> float:
         """Estimate the seconds that jobs take one worker; a part of which none was run is taken for an average one.
 
         Args:
@@ -221,9 +221,8 @@ class Foreman:
     setup: Setup
     progress: RunProgress
     stop: Callable[[], bool]
-    _suspects: deque[PendingTrials] = field(default_factory=deque)
-    # By worker: what it works on, whether for the second time, and since when.
-    _in_work: dict[int, tuple[PendingTrials, bool, float]] = field(default_factory=dict)
+    _suspects: deque[UploadJob] = field(default_factory=deque)
+    _in_work: dict[int, tuple[UploadJob, bool, float]] = field(default_factory=dict)  # by worker: again?, since when
     _computed: dict[int, int] = field(default_factory=dict)
     _pace: Pace = field(default_factory=Pace)
 
@@ -276,14 +275,14 @@ class Foreman:
                 seconds = self._pace.remaining(chain(waiting, self._suspects, working))
                 self.progress.time_left(seconds / max(1, len(working)))
 
-    def _missing(self, job: PendingTrials) -> PendingTrials:
+    def _missing(self, job: UploadJob) -> UploadJob:
         """Leave out trials that another run on the same database, or a worker that died, has finished since."""
         missing = self._recorder.missing(job.trials)
         if len(missing) < len(job.trials):
             self.progress.trials(len(job.trials) - len(missing))
         return replace(job, trials=missing)
 
-    def _fill(self, team: "RayTeam", waiting: deque[PendingTrials], retention: Retention) -> None:
+    def _fill(self, team: "RayTeam", waiting: deque[UploadJob], retention: Retention) -> None:
         """Give every idle worker a job, or a single one a job that has killed its worker."""
         for worker in [worker for worker in team.workers() if worker not in self._in_work]:
             is_retry = not waiting
@@ -299,7 +298,7 @@ class Foreman:
             self._in_work[worker] = job, is_retry, time.monotonic()
             team.give(worker, missing, alone=is_retry)
 
-    def _next(self, worker: int, waiting: deque[PendingTrials]) -> PendingTrials:
+    def _next(self, worker: int, waiting: deque[UploadJob]) -> UploadJob:
         """Take a job whose uploads this worker has computed, or no worker has; the first one if there is none."""
         computed, elsewhere = self._computed.get(worker), set(self._computed.values())
         preferred = chain(
@@ -313,7 +312,7 @@ class Foreman:
         return job
 
     @contextmanager
-    def _started(self) -> Iterator[tuple[deque[PendingTrials], Retention]]:
+    def _started(self) -> Iterator[tuple[deque[UploadJob], Retention]]:
         """Give the missing jobs, and what deletes pictures: once more at the end."""
         store = self._recorder.store
         waiting = deque(jobs(self.plan, store.finished([trial.key for trial in self.plan.tasks])))
@@ -323,5 +322,5 @@ class Foreman:
         retention.sweep()
 
 
-def _trials(waiting: Iterable[PendingTrials]) -> int:
+def _trials(waiting: Iterable[UploadJob]) -> int:
     return sum(len(job.trials) for job in waiting)

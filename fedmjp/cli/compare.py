@@ -22,15 +22,15 @@ def compare(
 
     from fedmjp.drawings import save_plot
     from fedmjp.errors import OutputError
-    from fedmjp.evaluation.convergence import convergence, history_of
+    from fedmjp.evaluation.plots import draw_convergence, read_history
     from fedmjp.files import replacing
 
     if output.suffix not in KINDS:
         raise OutputError(f"--output {output}: a figure ends in {' or '.join(KINDS)}")
-    histories = {str(folder): history_of(folder) for folder in folders}
+    histories = {str(folder): read_history(folder) for folder in folders}
     if len({folder.name for folder in folders}) == len(histories):
         histories = {folder.absolute().name: rows for folder, rows in zip(folders, histories.values(), strict=True)}
-    figure = convergence(histories)
+    figure = draw_convergence(histories)
     output.parent.mkdir(parents=True, exist_ok=True)
     if output.suffix == ".png":
         save_plot(figure, output, dots_per_inch=150)

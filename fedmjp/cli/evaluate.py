@@ -15,11 +15,11 @@ from fedmjp.cli.robustness import (
     ERRORS,
     SUMMARY,
     TABLE,
-    Asked,
-    asked,
+    RobustnessRequest,
     measure_corruptions,
     measure_natural,
-    open_folders,
+    open_natural,
+    read_request,
     report_robustness,
 )
 from fedmjp.cli.runs import choose, open_trained, require_apart, write_manifest
@@ -27,15 +27,15 @@ from fedmjp.cli.runs import choose, open_trained, require_apart, write_manifest
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedmjp.cli.robustness import Named
+    from fedmjp.cli.robustness import NaturalExamples
     from fedmjp.evaluation.consistency import Puzzles, Sample
     from fedmjp.evaluation.figures import Figures
-    from fedmjp.evaluation.robustness import Rights
+    from fedmjp.evaluation.robustness import Hits
     from fedmjp.evaluation.robustness_report import Robustness
-    from fedmjp.evaluation.runs import Trained
+    from fedmjp.evaluation.runs import TrainedModel
 
 SWEEP = "sweep.png"
-# What a former evaluation may have left that this one need not write.
+# Files of an earlier evaluation that this one may not write again.
 FORMER = ("evaluation.csv", "table.md", SWEEP, ERRORS, SUMMARY, TABLE)
 
 
@@ -120,80 +120,87 @@ def evaluate(
     """Measure what trained models know, and how far shuffles and corruptions move them (MJP's Tables 1 to 4 and 10)."""
     from fedmjp.benchmarks.folder.output import claim_folder
     from fedmjp.errors import OutputError
-    from fedmjp.evaluation.consistency import Puzzles, sample
+    from fedmjp.evaluation.consistency import Puzzles, sample_pictures
     from fedmjp.evaluation.robustness_report import Robustness
     from fedmjp.evaluation.runs import refuse_twins
     from fedmjp.training.run_folder import TrainingFolder
 
     extra = {"imagenet_a": imagenet_a, "imagenet_o": imagenet_o, "imagenet": imagenet}
-    what = asked(data, everything=corruptions, names=corruption, **extra)
-    for source in [*([data] if data is not None else []), *what.folders]:
+    request = read_request(data, everything=corruptions, names=corruption, **extra)
+    for source in [*([data] if data is not None else []), *request.folders]:
         require_apart(output, source)
     puzzles = Puzzles(tuple(mask_ratios), seed, tell_mask=not without_mask)
-    chosen = choose(device)
+    resolved_device = choose(device)
     runs = open_trained(folders or [], weights, model)
     refuse_twins(runs)
-    samples = [sample(data, classes=run.model.classes, limit=limit, seed=seed) for run in runs if data is not None]
+    samples = [
+        sample_pictures(data, classes=run.model.classes, limit=limit, seed=seed) for run in runs if data is not None
+    ]
     for folder, pictures in zip(folders or [], samples, strict=False):
         TrainingFolder(folder).check_classes(pictures.dataset.class_names)
-    named = open_folders(runs, folders or [], what, limit=limit, seed=seed)
+    natural = open_natural(runs, folders or [], request, limit=limit, seed=seed)
     if TrainingFolder(output).holds_run():
         raise OutputError(f"{output} is the folder of a training run; name another --output")
     claim_folder(output)
     for name in FORMER:
         (output / name).unlink(missing_ok=True)
     console = wide_console()
-    how: dict[str, Any] = {"device": chosen, "workers": workers}
-    known = [Robustness(run.name) for run in runs]
+    execution: dict[str, Any] = {"device": resolved_device, "workers": workers}
+    robustness = [Robustness(run.name) for run in runs]
     written: list[str] = []
     if samples:
-        known, written = _measure_consistency(runs, samples, puzzles, output, console, **how)
-    if what:
-        written += _measure_robustness(runs, samples, known, named, what, output, console, seed=seed, **how)
+        robustness, written = _measure_consistency(runs, samples, puzzles, output, console, **execution)
+    if request:
+        written += _measure_robustness(
+            runs, samples, robustness, natural, request, output, console, seed=seed, **execution
+        )
     write_manifest(
         output / "manifest.json",
         "evaluation",
-        data=_about_data(samples),
+        data=_describe_data(samples),
         mask_ratios=puzzles.ratios,
         mask_told=puzzles.tell_mask,
-        **({"robustness": what.published} if what else {}),
+        **({"robustness": request.published} if request else {}),
         seed=seed,
-        device=chosen,
-        runs=[_about(run) for run in runs],
+        device=resolved_device,
+        runs=[_describe_run(run) for run in runs],
     )
     tell(console, f"\nWritten to {output}: {', '.join([*written, 'manifest.json'])}.")
 
 
 def _measure_consistency(
-    runs: "Sequence[Trained]",
+    runs: "Sequence[TrainedModel]",
     samples: "Sequence[Sample]",
     puzzles: "Puzzles",
     output: Path,
     console: "Console",
-    **how: Any,
+    **execution: Any,
 ) -> "tuple[list[Robustness], list[str]]":
-    """Tables and figure of shuffled pictures; returns what is right without a shuffle, and the names of the files."""
+    """Write tables and figure of shuffled pictures; return unshuffled predictions and file names."""
     from fedmjp.cli.progress import LiveBars
-    from fedmjp.evaluation.consistency import measure
-    from fedmjp.evaluation.figures import figures
+    from fedmjp.evaluation.consistency import measure_consistency
+    from fedmjp.evaluation.figures import compute_figures
     from fedmjp.evaluation.robustness_report import Robustness
 
     with LiveBars(console, transient=True) as bars:
         task = bars.add_task("Pictures", total=sum(len(pictures.indices) for pictures in samples))
-        how |= {"on_pictures": partial(bars.advance, task), "on_skipped": bars.skip}
-        found = [measure(run, pictures, puzzles, **how) for run, pictures in zip(runs, samples, strict=True)]
-    measured = [list(figures(consistency)) for consistency in found]
+        execution |= {"on_pictures": partial(bars.advance, task), "on_skipped": bars.skip}
+        results = [
+            measure_consistency(run, pictures, puzzles, **execution)
+            for run, pictures in zip(runs, samples, strict=True)
+        ]
+    measured = [list(compute_figures(consistency)) for consistency in results]
     _tell_doubts(runs, measured, console)
-    written = _report(runs, measured, samples[0], output, console)
-    return [Robustness(run.name, each.correct) for run, each in zip(runs, found, strict=True)], written
+    written = _write_tables(runs, measured, samples[0], output, console)
+    return [Robustness(run.name, result.correct) for run, result in zip(runs, results, strict=True)], written
 
 
 def _measure_robustness(
-    runs: "Sequence[Trained]",
+    runs: "Sequence[TrainedModel]",
     samples: "Sequence[Sample]",
-    known: "Sequence[Robustness]",
-    named: "Sequence[Named]",
-    what: Asked,
+    robustness: "Sequence[Robustness]",
+    natural: "Sequence[NaturalExamples]",
+    request: RobustnessRequest,
     output: Path,
     console: "Console",
     *,
@@ -201,27 +208,27 @@ def _measure_robustness(
     device: str,
     workers: int,
 ) -> list[str]:
-    """Corrupted pictures, ImageNet-A and -O; returns the names of the files."""
+    """Measure corrupted pictures, ImageNet-A and -O; return the names of the files."""
     from fedmjp.models.build import build
 
     pairs = [(run, build(run.model).to(device)) for run in runs]
     on_skipped = cache(lambda reason: tell(console, f"Skipped: {reason}"))
-    natural = [
+    scores = [
         measure_natural(run, network, folders, workers=workers, on_skipped=on_skipped)
-        for (run, network), folders in zip(pairs, named, strict=True)
+        for (run, network), folders in zip(pairs, natural, strict=True)
     ]
-    known = [
-        replace(robustness, adversarial=adversarial, detection=detection)
-        for robustness, (adversarial, detection) in zip(known, natural, strict=True)
+    robustness = [
+        replace(part, adversarial=adversarial, detection=detection)
+        for part, (adversarial, detection) in zip(robustness, scores, strict=True)
     ]
-    rights: Rights = {}
-    if what.corruptions:
+    hits: Hits = {}
+    if request.corruptions:
         options: dict[str, Any] = {"seed": seed, "workers": workers, "console": console}
-        rights = measure_corruptions(pairs, samples[0], known, what, output, **options)
-    return report_robustness(known, rights, _named(samples[0]) if samples else "", output, console)
+        hits = measure_corruptions(pairs, samples[0], robustness, request, output, **options)
+    return report_robustness(robustness, hits, _name_data(samples[0]) if samples else "", output, console)
 
 
-def _tell_doubts(runs: "Sequence[Trained]", measured: "Sequence[Sequence[Figures]]", console: "Console") -> None:
+def _tell_doubts(runs: "Sequence[TrainedModel]", measured: "Sequence[Sequence[Figures]]", console: "Console") -> None:
     for run, every in zip(runs, measured, strict=True):
         doubts = [f"its training has not ended: {run.unfinished}"] if run.unfinished else []
         if undecided := every[0].undecided:
@@ -232,8 +239,8 @@ def _tell_doubts(runs: "Sequence[Trained]", measured: "Sequence[Sequence[Figures
         tell(console, *(f"{run.name}: {doubt}" for doubt in doubts), style="bold red")
 
 
-def _report(
-    runs: "Sequence[Trained]",
+def _write_tables(
+    runs: "Sequence[TrainedModel]",
     measured: "Sequence[Sequence[Figures]]",
     pictures: "Sample",
     output: Path,
@@ -242,25 +249,25 @@ def _report(
     from fedmjp.benchmarks.folder.output import write_text
     from fedmjp.drawings import save_plot
     from fedmjp.evaluation.figures import summarise
-    from fedmjp.evaluation.sweep import sweep
-    from fedmjp.evaluation.tables import frame, markdown, notes, print_sheets, sheets
+    from fedmjp.evaluation.sweep import draw_sweep
+    from fedmjp.evaluation.tables import build_frame, build_tables, collect_remarks, print_tables, render_markdown
     from fedmjp.texts import guard, printable
 
-    data = _named(pictures)
+    data = _name_data(pictures)
     lines = summarise(runs, measured)
-    tables, remarks = sheets(lines, data), notes(lines)
-    write_text(output / "evaluation.csv", printable(frame(runs, measured).map(guard).to_csv(index=False)))
-    write_text(output / "table.md", markdown(tables, remarks))
+    tables, remarks = build_tables(lines, data), collect_remarks(lines)
+    write_text(output / "evaluation.csv", printable(build_frame(runs, measured).map(guard).to_csv(index=False)))
+    write_text(output / "table.md", render_markdown(tables, remarks))
     written = ["evaluation.csv", "table.md"]
     if len(measured[0]) > 1:
-        save_plot(sweep(lines, data), output / SWEEP, dots_per_inch=150)
+        save_plot(draw_sweep(lines, data), output / SWEEP, dots_per_inch=150)
         written.append(SWEEP)
-    print_sheets(tables, console)
+    print_tables(tables, console)
     console.print("\n".join(remarks), highlight=False, markup=False)
     return written
 
 
-def _about(run: "Trained") -> dict[str, Any]:
+def _describe_run(run: "TrainedModel") -> dict[str, Any]:
     from fedmjp.training.run_folder import published
 
     return {
@@ -272,12 +279,12 @@ def _about(run: "Trained") -> dict[str, Any]:
     }
 
 
-def _about_data(samples: "Sequence[Sample]") -> dict[str, Any] | None:
+def _describe_data(samples: "Sequence[Sample]") -> dict[str, Any] | None:
     if not samples:
         return None
-    return {"name": _named(samples[0]), "pictures": len(samples[0].indices), "of": len(samples[0].dataset)}
+    return {"name": _name_data(samples[0]), "pictures": len(samples[0].indices), "of": len(samples[0].dataset)}
 
 
-def _named(pictures: "Sample") -> str:
-    """The data set without this machine's folders."""
+def _name_data(pictures: "Sample") -> str:
+    """Name the data set without this machine's folders."""
     return Path(pictures.dataset.name).name

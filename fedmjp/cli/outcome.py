@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from fedmjp.benchmarks.folder.store import TrialRow
+    from fedmjp.benchmarks.folder.store import TrialResult
     from fedmjp.benchmarks.plan.cells import Cell
 
 FAILED = 1
@@ -65,7 +65,7 @@ def tell_errors(errors: Iterable[str], console: "Console", unusable: Sequence[st
         raise typer.Exit(FAILED)
 
 
-def print_scores(cells: Sequence["Cell"], trials: Sequence["TrialRow"], console: "Console") -> None:
+def print_scores(cells: Sequence["Cell"], trials: Sequence["TrialResult"], console: "Console") -> None:
     """Print one row per attack, defence and setting, and the notes without which nobody should read them.
 
     Args:
@@ -89,7 +89,7 @@ def print_scores(cells: Sequence["Cell"], trials: Sequence["TrialRow"], console:
     tell(console, *(f"- {note}" for note in dict.fromkeys(_notes(cells))))
 
 
-def _summary(cell: "Cell", trials: Sequence["TrialRow"]) -> dict[str, str]:
+def _summary(cell: "Cell", trials: Sequence["TrialResult"]) -> dict[str, str]:
     from fedmjp.metrics import EXACT
 
     label = {"floor": "baseline", "bound": "bound", "attack": ""}[cell.role]
@@ -120,7 +120,7 @@ def _summary(cell: "Cell", trials: Sequence["TrialRow"]) -> dict[str, str]:
 SHARES = {"labels right, %": "label_accuracy", "found among all, %": "rank1", "members known, %": "membership"}
 
 
-def _is_of(trial: "TrialRow", cell: "Cell") -> bool:
+def _is_of(trial: "TrialResult", cell: "Cell") -> bool:
     return all(getattr(trial, name) == value for name, value in cell.columns.items())
 
 

@@ -13,7 +13,7 @@ from fedmjp.overrides import apply_settings
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedmjp.evaluation.runs import Trained
+    from fedmjp.evaluation.runs import TrainedModel
     from fedmjp.training.central import Pictures
 
 
@@ -198,7 +198,7 @@ def of_weights(file: str) -> dict[str, Any]:
     }
 
 
-def open_trained(folders: Sequence[Path], weights: Path | None, model: Sequence[str]) -> "list[Trained]":
+def open_trained(folders: Sequence[Path], weights: Path | None, model: Sequence[str]) -> "list[TrainedModel]":
     """Open the models that a command names: folders of training runs, or one file of weights.
 
     Args:
@@ -211,7 +211,7 @@ def open_trained(folders: Sequence[Path], weights: Path | None, model: Sequence[
     """
     from fedmjp.config import Checkpoint, ModelConfig
     from fedmjp.errors import BadInputError
-    from fedmjp.evaluation.runs import Trained, open_run
+    from fedmjp.evaluation.runs import TrainedModel, open_run
     from fedmjp.overrides import apply_settings
 
     if bool(folders) == bool(weights or model) or bool(weights) != bool(model):
@@ -219,7 +219,7 @@ def open_trained(folders: Sequence[Path], weights: Path | None, model: Sequence[
     if weights is None:
         return [open_run(folder) for folder in folders]
     values = apply_settings({"weights": Checkpoint.of(weights).model_dump()}, model)
-    return [Trained(weights.name, ModelConfig.parse(values), None)]
+    return [TrainedModel(weights.name, ModelConfig.parse(values), None)]
 
 
 def write_manifest(path: Path, kind: str, **about: Any) -> None:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedmjp.evaluation.figures import Estimate
-    from fedmjp.evaluation.position_report import Sheet, Studied
-    from fedmjp.evaluation.runs import Trained
+    from fedmjp.evaluation.position_report import Sheet, StudiedModel
+    from fedmjp.evaluation.runs import TrainedModel
     from fedmjp.models.classifier import Classifier
 
 study = typer.Typer(no_args_is_help=True, help="Look into trained models.")
@@ -52,9 +52,8 @@ def positions(
 ) -> None:
     """Say what the position embeddings of trained models hold (MJP's Tables 6 and 8, Fig. 1, 4, 7 and 8)."""
     from fedmjp.benchmarks.folder.output import claim_folder
-    from fedmjp.evaluation.position_figures import draw_energy, draw_projections, draw_similarities, projected
-    from fedmjp.evaluation.position_report import study as measured
-    from fedmjp.evaluation.position_report import write
+    from fedmjp.evaluation.position_figures import draw_energy, draw_projections, draw_similarities, project_by_umap
+    from fedmjp.evaluation.position_report import measure_positions, write_report
     from fedmjp.extras import require
     from fedmjp.models.build import build
 
@@ -66,16 +65,16 @@ def positions(
     attention, looked = _attention(runs, networks, data, pictures, seed)
     claim_folder(output)
     console = wide_console()
-    study_results = measured(models, seed=seed)
+    study_results = measure_positions(models, seed=seed)
     tables = [studied.table for studied in models]
-    flat = [projected(table.rows, seed) for table in tables]
+    flat = [project_by_umap(table.rows, seed) for table in tables]
     figures = {
         "energy": draw_energy(study_results.spectra),
         "projections": draw_projections(tables, flat),
         "similarities": draw_similarities(tables),
         "attention": attention,
     }
-    written = write(output, study_results, figures, [looked])
+    written = write_report(output, study_results, figures, [looked])
     write_manifest(
         output / "manifest.json",
         "positions",
@@ -92,39 +91,44 @@ def positions(
     tell(console, f"\nWritten to {output}: {', '.join([*written, 'manifest.json'])}.")
 
 
-def _studied(run: "Trained", network: "Classifier") -> "Studied":
-    from fedmjp.evaluation.position_report import Studied
-    from fedmjp.evaluation.positions import positions_of
+def _studied(run: "TrainedModel", network: "Classifier") -> "StudiedModel":
+    from fedmjp.evaluation.position_report import StudiedModel
+    from fedmjp.evaluation.positions import read_positions
 
-    table = positions_of(network, run.name)
-    return Studied(table, run.model.name, "mjp" if network.defended else "none", run.model.localisation)
+    table = read_positions(network, run.name)
+    return StudiedModel(table, run.model.name, "mjp" if network.defended else "none", run.model.localisation)
 
 
 def _attention(
-    runs: "Sequence[Trained]", networks: "Sequence[Classifier]", data: str, count: int, seed: int
+    runs: "Sequence[TrainedModel]", networks: "Sequence[Classifier]", data: str, count: int, seed: int
 ) -> "tuple[Figure, Sheet]":
     """Draw Fig. 8 and tabulate the attention of the last block."""
     import pandas as pd
 
-    from fedmjp.evaluation.attention import distances, entropies, last_attention, whole_pictures
-    from fedmjp.evaluation.figures import mean_of
+    from fedmjp.evaluation.attention import (
+        compute_entropies,
+        compute_head_distances,
+        load_whole_pictures,
+        read_last_attention,
+    )
+    from fedmjp.evaluation.figures import estimate_mean
     from fedmjp.evaluation.position_figures import draw_attention
     from fedmjp.evaluation.position_report import Sheet
 
     first_maps: dict[str, Tensor] = {}
     lines = []
     for run, network in zip(runs, networks, strict=True):
-        images = whole_pictures(data, network.image_size, count=count, seed=seed)
-        attention = last_attention(network, images, run.name)
+        images = load_whole_pictures(data, network.image_size, count=count, seed=seed)
+        attention = read_last_attention(network, images, run.name)
         first_maps[run.name] = attention[0]
-        entropy, distance = entropies(attention).mean(dim=1), distances(attention)
+        entropy, distance = compute_entropies(attention).mean(dim=1), compute_head_distances(attention)
         lines.append(
             {
                 "run": run.name,
                 "heads": attention.shape[1],
                 "pictures": len(images),
-                "entropy, bits (95 %)": _in_words(mean_of(entropy.numpy())),
-                "distance between heads (95 %)": _in_words(mean_of(distance.numpy())),
+                "entropy, bits (95 %)": _in_words(estimate_mean(entropy.numpy())),
+                "distance between heads (95 %)": _in_words(estimate_mean(distance.numpy())),
             }
         )
         first = images[0]

@@ -1,1 +1,1 @@
-"""What a trained model is worth: accuracy, and how far it is moved by a jigsaw."""
+"""Evaluation of trained models: accuracy, consistency under jigsaws, robustness, position embeddings."""

@@ -1,4 +1,4 @@
-"""How far a jigsaw moves what a model says of a picture: Diff. Norm. and Consistency (MJP, Eq. 6 and 7)."""
+"""How far a jigsaw moves a model's features and prediction: Diff. Norm. and Consistency (MJP, Eq. 6 and 7)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from fedmjp.data.datasets import open_dataset
 from fedmjp.data.labelled import LabelledDataset
 from fedmjp.data.loading import Batch, evaluation_batches
 from fedmjp.errors import BadInputError, DataError
-from fedmjp.evaluation.runs import Trained
+from fedmjp.evaluation.runs import TrainedModel
 from fedmjp.models.build import build
 from fedmjp.models.classifier import Classifier
 from fedmjp.models.inference import UNDECIDED, evaluated, predictions
@@ -27,20 +27,15 @@ PER_PICTURE = ("correct", "undecided", "realised", "difference", "agrees", "corr
 
 @dataclass(frozen=True)
 class Puzzles:
-    """Which x~ there are of every picture.
+    """The jigsaws x~ of every picture.
 
     A picture's puzzle depends on the seed, the ratio and the picture's key alone: every model with as
     many patches meets the same ones.
-
-    Attributes:
-        ratios: Wanted shares of shuffled patches, each of them one x~.
-        seed: Of masks and permutations.
-        tell_mask: Whether a defended model is told which patches were shuffled, as in the official code. The
-            row "w/o" of Table 5 is one that is not told.
     """
 
-    ratios: tuple[float, ...]
-    seed: int = 0
+    ratios: tuple[float, ...]  # requested shares of shuffled patches, each of them one x~
+    seed: int = 0  # of masks and permutations
+    # A defended model is told which patches were shuffled, as in the official code; Table 5 has a row "w/o" this.
     tell_mask: bool = True
 
     def __post_init__(self) -> None:
@@ -48,11 +43,17 @@ class Puzzles:
             if not 0.0 <= ratio <= 1.0:
                 raise BadInputError(f"mask ratio {ratio:g} is outside [0, 1]")
         if len(set(self.ratios)) < len(self.ratios) or not self.ratios:
-            given = ", ".join(f"{ratio:g}" for ratio in self.ratios)
-            raise BadInputError(f"mask ratios must be at least one, each named once, got {given or 'none'}")
+            listed = ", ".join(f"{ratio:g}" for ratio in self.ratios)
+            raise BadInputError(f"mask ratios must be at least one, each named once, got {listed or 'none'}")
 
     def draw(self, grid: int, ratio: float, keys: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Source and mask of pictures, (pictures, patches) int64 and bool, as in ``fedmjp.jigsaw.PatchShuffle``."""
+        """Draw source and mask of pictures, (pictures, patches) int64 and bool, as in ``fedmjp.jigsaw.PatchShuffle``.
+
+        Args:
+            grid: Patches per side.
+            ratio: Share of patches that are shuffled, from 0 to 1.
+            keys: Names of the pictures in their source.
+        """
         drawn = [
             jigsaw.draw(grid, ratio, generator=torch_generator(self.seed, "consistency", ratio, key)) for key in keys
         ]
@@ -61,43 +62,35 @@ class Puzzles:
 
 @dataclass(frozen=True)
 class Consistency:
-    """What a model says of pictures x and of their jigsaws x~ of several mask ratios.
-
-    Attributes:
-        correct: (pictures,) whether x is classified right.
-        undecided: (pictures,) whether a logit of x or of an x~ is not finite. Such a prediction is wrong and agrees
-            with none.
-        realised: (ratios, pictures), the shares that the drawn masks have.
-        difference: (ratios, pictures), L2 norm of the difference of the features of x and x~ (Eq. 6): of the class
-            token after the last norm, of others the pooled features. Not finite where a feature is not.
-        agrees: (ratios, pictures), whether both have the same predicted class (Eq. 7).
-        correct_shuffled: (ratios, pictures), whether x~ is classified right.
-    """
+    """A model's predictions of pictures x and of their jigsaws x~ of several mask ratios."""
 
     ratios: tuple[float, ...]
     keys: tuple[str, ...]
-    correct: Booleans
+    correct: Booleans  # (pictures,) whether x is classified right
+    # (pictures,) whether a logit of x or of an x~ is not finite: such a prediction is wrong and agrees with none
     undecided: Booleans
-    realised: Floats
+    realised: Floats  # (ratios, pictures), the shares that the drawn masks have
+    # (ratios, pictures), L2 norm of the difference of the features of x and x~ (Eq. 6): of the class token after the
+    # last norm, else the pooled features; not finite where a feature is not
     difference: Floats
-    agrees: Booleans
-    correct_shuffled: Booleans
+    agrees: Booleans  # (ratios, pictures), whether both have the same predicted class (Eq. 7)
+    correct_shuffled: Booleans  # (ratios, pictures), whether x~ is classified right
 
 
-def consistency(
+def compare_with_shuffled(
     model: Classifier, batches: Iterable[Batch], puzzles: Puzzles, *, key_of: Callable[[int], str]
 ) -> Consistency:
     """Compare x with its x~ of every mask ratio, in one pass over the pictures, on the model's device.
 
     The official ``consistency.py`` differs: it resizes a whole picture to 224 x 224 without keeping its
     proportions (here it is resized and cropped, as for Top-1), goes picture by picture, draws its masks from
-    the global generators, so that every run meets others, and moves patches of 16 pixels whatever the model
+    the global generators, so that every run meets other masks, and moves patches of 16 pixels whatever the model
     (here the model's own: 4 for Swin-T).
 
     Args:
-        model: A defended one is told the masks, others are not.
+        model: A defended model receives the masks; an undefended model does not.
         batches: The pictures.
-        puzzles: Which x~ to make.
+        puzzles: Draws the x~.
         key_of: A picture's name in its source, by its index in the batch.
 
     Raises:
@@ -120,23 +113,23 @@ def _compare(model: Classifier, batch: Batch, puzzles: Puzzles, keys: Sequence[s
     features = model.features(images)
     predicted = predictions(model.logits(features))
     undecided = predicted == UNDECIDED
-    realised, difference, agrees, right = [], [], [], []
+    realised, difference, agrees, correct_moved = [], [], [], []
     for ratio in puzzles.ratios:
         source, mask = (tensor.to(device) for tensor in puzzles.draw(model.grid, ratio, keys))
-        known_mask = mask if model.defended and puzzles.tell_mask else None
-        moved = model.features(jigsaw.rearrange(images, source), known_mask)
-        now = predictions(model.logits(moved))
-        undecided = undecided | (now == UNDECIDED)
+        disclosed_mask = mask if model.defended and puzzles.tell_mask else None
+        moved_features = model.features(jigsaw.rearrange(images, source), disclosed_mask)
+        predicted_moved = predictions(model.logits(moved_features))
+        undecided = undecided | (predicted_moved == UNDECIDED)
         realised.append(mask.double().mean(dim=1))
-        difference.append(torch.linalg.vector_norm((features - moved).double(), dim=1))
-        agrees.append((now == predicted) & (now != UNDECIDED))
-        right.append(now == labels)
+        difference.append(torch.linalg.vector_norm((features - moved_features).double(), dim=1))
+        agrees.append((predicted_moved == predicted) & (predicted_moved != UNDECIDED))
+        correct_moved.append(predicted_moved == labels)
     return Consistency(
         puzzles.ratios,
         tuple(keys),
         (predicted == labels).cpu().numpy(),
         undecided.cpu().numpy(),
-        *(torch.stack(rows).cpu().numpy() for rows in (realised, difference, agrees, right)),
+        *(torch.stack(rows).cpu().numpy() for rows in (realised, difference, agrees, correct_moved)),
     )
 
 
@@ -147,22 +140,48 @@ class Sample:
     dataset: LabelledDataset
     indices: np.ndarray
 
+    def draw(self, limit: int | None, seed: int) -> "Sample":
+        """Draw at most ``limit`` pictures at random, in their order; None keeps all."""
+        if limit is None:
+            return self
+        order = numpy_generator(seed, "evaluation").permutation(self.indices)
+        return Sample(self.dataset, np.sort(order[:limit]))
 
-def sample(data: str, *, classes: int, limit: int | None, seed: int) -> Sample:
-    """The validation split, or so many pictures of it at random: the first of a folder are of few classes.
+    def read_batches(
+        self, size: int, crop_share: float, *, workers: int, on_skipped: Callable[[str], None]
+    ) -> Iterable[Batch]:
+        """Read the pictures as for Top-1.
+
+        Args:
+            size: Pixels per side.
+            crop_share: Of the resized picture that is kept.
+            workers: Processes that read.
+            on_skipped: Called once with the reason for each picture that cannot be read.
+        """
+        return evaluation_batches(
+            self.dataset, self.indices, crop_share,
+            size=size, batch_size=BATCH_SIZE, workers=workers, on_skipped=on_skipped,
+        )  # fmt: skip
+
+
+def sample_pictures(data: str, *, classes: int, limit: int | None, seed: int) -> Sample:
+    """Open the validation split, or draw ``limit`` pictures of it (the first of a folder are of few classes).
+
+    Args:
+        data: bundled, a folder or hub:OWNER/NAME.
+        classes: Of the model; labels must lie below.
+        limit: Pictures at most; None for all.
+        seed: Of the choice.
 
     Raises:
         DataError: If there are no such pictures, or their labels do not fit the model.
     """
     dataset = open_dataset(data, "validation", classes=classes)
-    order = np.arange(len(dataset))
-    if limit is not None:
-        order = np.sort(numpy_generator(seed, "evaluation").permutation(order)[:limit])
-    return Sample(dataset, order)
+    return Sample(dataset, np.arange(len(dataset))).draw(limit, seed)
 
 
-def measure(
-    run: Trained,
+def measure_consistency(
+    run: TrainedModel,
     pictures: Sample,
     puzzles: Puzzles,
     *,
@@ -173,26 +192,25 @@ def measure(
 ) -> Consistency:
     """Evaluate a trained model on pictures and on their x~.
 
-    Told are each batch's number of pictures when it is done, and once the reason for each that cannot be read.
+    Args:
+        run: The trained model.
+        pictures: To evaluate on.
+        puzzles: Draws the x~.
+        device: cpu or cuda.
+        workers: Processes that read.
+        on_pictures: Called after each batch with its number of pictures.
+        on_skipped: Called once with the reason for each picture that cannot be read.
 
     Raises:
         DataError: If no picture can be read.
         CheckpointError: If the weights do not fit the model.
     """
     model = build(run.model).to(torch.device(device))
-    batches = evaluation_batches(
-        pictures.dataset,
-        pictures.indices,
-        run.crop_share,
-        size=model.image_size,
-        batch_size=BATCH_SIZE,
-        workers=workers,
-        on_skipped=on_skipped,
-    )
-    return consistency(model, _told(batches, on_pictures), puzzles, key_of=pictures.dataset.key)
+    batches = pictures.read_batches(model.image_size, run.crop_share, workers=workers, on_skipped=on_skipped)
+    return compare_with_shuffled(model, _report_batches(batches, on_pictures), puzzles, key_of=pictures.dataset.key)
 
 
-def _told(batches: Iterable[Batch], on_pictures: Callable[[int], None]) -> Iterator[Batch]:
+def _report_batches(batches: Iterable[Batch], on_pictures: Callable[[int], None]) -> Iterator[Batch]:
     for batch in batches:
         yield batch
         on_pictures(len(batch.labels))

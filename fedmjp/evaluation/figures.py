@@ -8,7 +8,7 @@ import numpy as np
 from scipy import stats
 
 from fedmjp.evaluation.consistency import Booleans, Consistency, Floats
-from fedmjp.evaluation.runs import Kind, Trained, kinds
+from fedmjp.evaluation.runs import Kind, TrainedModel, describe_kinds
 from fedmjp.training.rows import SHUFFLED_RATIO, Reported
 
 CONFIDENCE = 0.95
@@ -32,7 +32,7 @@ class Estimate:
 
     @property
     def band(self) -> tuple[float, float]:
-        """Mean and deviation, or the interval, as the two ends of a band."""
+        """Compute the two ends of a band: mean and deviation, or the interval."""
         if self.deviation is not None:
             return self.value - self.deviation, self.value + self.deviation
         return (self.value if self.low is None else self.low), (self.value if self.high is None else self.high)
@@ -40,7 +40,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a model does at one wanted mask ratio; accuracies and consistency are in per cent."""
+    """A model's figures at one requested mask ratio; accuracies and consistency are in per cent."""
 
     ratio: float
     realised: float  # the mean share that the masks have
@@ -52,29 +52,32 @@ class Figures:
     top1_shuffled: Estimate  # on x~
 
 
-def figures(consistency: Consistency) -> Iterator[Figures]:
-    """One for each mask ratio."""
+def compute_figures(consistency: Consistency) -> Iterator[Figures]:
+    """Compute the figures of each mask ratio."""
     for index, ratio in enumerate(consistency.ratios):
         yield Figures(
             ratio=ratio,
             realised=float(consistency.realised[index].mean()),
             pictures=len(consistency.keys),
             undecided=int(consistency.undecided.sum()),
-            top1=_share(consistency.correct),
-            difference=mean_of(consistency.difference[index]),
-            consistency=_share(consistency.agrees[index]),
-            top1_shuffled=_share(consistency.correct_shuffled[index]),
+            top1=estimate_share(consistency.correct),
+            difference=estimate_mean(consistency.difference[index]),
+            consistency=estimate_share(consistency.agrees[index]),
+            top1_shuffled=estimate_share(consistency.correct_shuffled[index]),
         )
 
 
-def _share(hits: Booleans) -> Estimate:
-    """In per cent, with Wilson's interval."""
+def estimate_share(hits: Booleans) -> Estimate:
+    """Estimate the share of hits in per cent, with Wilson's interval."""
     interval = stats.binomtest(int(hits.sum()), len(hits)).proportion_ci(CONFIDENCE, method="wilson")
     return Estimate(100 * float(hits.mean()), 100 * float(interval.low), 100 * float(interval.high))
 
 
-def mean_of(values: Floats) -> Estimate | None:
-    """Of what is finite, with Student's interval: the mean of many is nearly normal; a bootstrap would say the same."""
+def estimate_mean(values: Floats) -> Estimate | None:
+    """Estimate the mean of the finite values with Student's interval; None if no value is finite.
+
+    The mean of many values is nearly normal; a bootstrap would give the same.
+    """
     finite = values[np.isfinite(values)]
     if not len(finite):
         return None
@@ -87,7 +90,7 @@ def mean_of(values: Floats) -> Estimate | None:
 
 @dataclass(frozen=True)
 class Line:
-    """A kind of run at one wanted mask ratio."""
+    """A kind of run at one requested mask ratio."""
 
     kind: Kind
     seeds: int  # how many runs there are
@@ -95,38 +98,40 @@ class Line:
     realised: float
     pictures: int
     spreads: Mapping[str, Estimate | None]  # by attribute of ``Figures``; None where a run has no such figure
-    example: Trained  # one of the runs
+    example: TrainedModel  # one of the runs
 
     @property
     def reported(self) -> Reported | None:
-        """What the paper says of such a model."""
+        """Return the paper's figures of such a model."""
         return self.example.reported
 
-    def printed(self, measure: str) -> float | None:
-        """The paper's figure, if it has one; accuracy on x~ only at the ratio that it is reported for."""
+    def get_reported(self, measure: str) -> float | None:
+        """Return the paper's figure, if it has one; accuracy on x~ only at the ratio that it is reported for."""
         if self.reported is None or (measure == "top1_shuffled" and self.ratio != SHUFFLED_RATIO):
             return None
         value: float | None = getattr(self.reported, measure)
         return value
 
 
-def summarise(runs: Sequence[Trained], measured: Sequence[Sequence[Figures]]) -> list[Line]:
-    """A line for each kind and mask ratio, in the order of the runs, of each run's figures at each ratio."""
+def summarise(runs: Sequence[TrainedModel], measured: Sequence[Sequence[Figures]]) -> list[Line]:
+    """Summarise the figures of runs in a line for each kind and mask ratio, in the order of the runs."""
     groups: dict[Kind, list[int]] = {}
-    for index, kind in enumerate(kinds(runs)):
+    for index, kind in enumerate(describe_kinds(runs)):
         groups.setdefault(kind, []).append(index)
     lines = []
     for kind, places in groups.items():
         for same in zip(*(measured[place] for place in places), strict=True):
             first = same[0]
-            spreads = {name: _spread([getattr(run_figures, name) for run_figures in same]) for name in MEASURES}
+            spreads = {
+                name: _summarise_seeds([getattr(run_figures, name) for run_figures in same]) for name in MEASURES
+            }
             about = (first.ratio, first.realised, first.pictures)
             lines.append(Line(kind, len(same), *about, spreads, runs[places[0]]))
     return lines
 
 
-def _spread(estimates: Sequence[Estimate | None]) -> Estimate | None:
-    """Of one figure over runs; None if one of them has no such figure."""
+def _summarise_seeds(estimates: Sequence[Estimate | None]) -> Estimate | None:
+    """Average one figure over runs; None if a run lacks it."""
     values = [estimate.value for estimate in estimates if estimate is not None]
     if len(values) < len(estimates):
         return None

@@ -5,28 +5,25 @@ After Hendrycks et al., "Natural Adversarial Examples", CVPR 2021, and its code.
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from fedmjp.data.datasets import names_of_imagenet, open_dataset
 from fedmjp.data.labelled import LabelledDataset
-from fedmjp.data.loading import evaluation_batches
 from fedmjp.errors import BadInputError, DataError
 from fedmjp.evaluation.consistency import Booleans, Floats, Sample
-from fedmjp.evaluation.runs import Trained
+from fedmjp.evaluation.runs import TrainedModel
 from fedmjp.models.classifier import Classifier
 from fedmjp.models.inference import evaluated
-from fedmjp.seeds import numpy_generator
 
-BATCH_SIZE = 128
-RECALL = 0.95  # of what is foreign, at which false alarms are counted
+RECALL = 0.95  # of foreign pictures, at which false alarms are counted
 
 
 @dataclass(frozen=True)
-class Adversarial:
-    """What a model says of ImageNet-A; shares in per cent."""
+class AdversarialScore:
+    """A model's accuracy and calibration on ImageNet-A; shares in per cent."""
 
     pictures: int
     classes: int
@@ -36,7 +33,7 @@ class Adversarial:
 
 @dataclass(frozen=True)
 class Detection:
-    """How well the least confident predictions are those of foreign pictures, as of ImageNet-O; shares in per cent."""
+    """A model's scores at telling foreign pictures (ImageNet-O) by a low confidence; shares in per cent."""
 
     foreign: int
     familiar: int
@@ -46,38 +43,50 @@ class Detection:
 
 
 @dataclass(frozen=True)
-class Restricted:
-    """Predictions among some classes alone."""
+class RestrictedPredictions:
+    """A model's predictions among some classes alone."""
 
     confidence: Floats  # the largest probability; 0 where a logit is not finite
     correct: Booleans
 
 
-def class_names(run: Trained, kept: Sequence[str]) -> Sequence[str]:
-    """What a model's labels mean: as its training noted it, or ImageNet's classes in their order.
+def find_class_names(run: TrainedModel, noted: Sequence[str]) -> Sequence[str]:
+    """Find what a model's labels mean: the names its training noted, or ImageNet's classes in their order.
+
+    Args:
+        run: The trained model.
+        noted: Names that its training noted; empty if none.
 
     Raises:
-        BadInputError: If that is not known.
+        BadInputError: If neither is available.
     """
     imagenet = names_of_imagenet()
-    if kept or run.model.classes == len(imagenet):
-        return kept or imagenet
+    if noted or run.model.classes == len(imagenet):
+        return noted or imagenet
     raise BadInputError(
         f"{run.name} does not say which its {run.model.classes} classes are: it needs the classes.txt of its training"
     )
 
 
-def open_named(data: str, names: Sequence[str]) -> LabelledDataset:
-    """Pictures whose labels are places in these names.
+def open_labelled(data: str, names: Sequence[str]) -> LabelledDataset:
+    """Open pictures under labels that are places in a list of names.
+
+    Args:
+        data: A folder of pictures, or another source.
+        names: Of the model's classes, in their order.
 
     Raises:
-        DataError: If there are none, or of other classes, with the nearest name.
+        DataError: If there are no pictures, or of other classes, with the nearest name.
     """
     return open_dataset(data, "validation", classes=sys.maxsize).labelled_as(names)
 
 
 def open_familiar(data: str, foreign: LabelledDataset) -> Sample:
-    """The pictures of a folder that are of the classes whose names the folders of foreign pictures have.
+    """Open the pictures of a source whose classes are named like folders of the foreign pictures.
+
+    Args:
+        data: Source of the familiar pictures, such as ImageNet's validation split.
+        foreign: Pictures of no class, in folders named after classes.
 
     Raises:
         DataError: If there are none.
@@ -91,36 +100,29 @@ def open_familiar(data: str, foreign: LabelledDataset) -> Sample:
     return Sample(dataset, indices)
 
 
-def drawn(pictures: Sample, *, limit: int | None, seed: int) -> Sample:
-    """So many of these pictures at random, or all."""
-    if limit is None:
-        return pictures
-    return replace(pictures, indices=np.sort(numpy_generator(seed, "evaluation").permutation(pictures.indices)[:limit]))
-
-
-def restricted(
+def predict_restricted(
     network: Classifier,
-    run: Trained,
+    run: TrainedModel,
     pictures: Sample,
     labels: np.ndarray,
     *,
     workers: int,
     on_skipped: Callable[[str], None],
-) -> Restricted:
-    """Predict pictures among the given labels alone.
+) -> RestrictedPredictions:
+    """Predict pictures among some labels alone.
+
+    Args:
+        network: The model on its device.
+        run: Says how pictures are cropped.
+        pictures: To predict.
+        labels: The candidates (labels,), int.
+        workers: Processes that read.
+        on_skipped: Called once with the reason for each picture that cannot be read.
 
     Raises:
         DataError: If no picture can be read.
     """
-    batches = evaluation_batches(
-        pictures.dataset,
-        pictures.indices,
-        run.crop_share,
-        size=network.image_size,
-        batch_size=BATCH_SIZE,
-        workers=workers,
-        on_skipped=on_skipped,
-    )
+    batches = pictures.read_batches(network.image_size, run.crop_share, workers=workers, on_skipped=on_skipped)
     places = torch.from_numpy(labels)
     confidence, correct = [], []
     with evaluated(network):
@@ -132,11 +134,11 @@ def restricted(
             correct.append(((places[predicted] == batch.labels) & decided).numpy())
     if not confidence:
         raise DataError(f"no picture of {pictures.dataset.name} can be read")
-    return Restricted(np.concatenate(confidence), np.concatenate(correct))
+    return RestrictedPredictions(np.concatenate(confidence), np.concatenate(correct))
 
 
-def aurra(predictions: Restricted) -> float:
-    """Area under the response rate accuracy curve: the mean over k of the accuracy of the k most confident."""
+def compute_aurra(predictions: RestrictedPredictions) -> float:
+    """Average over k the accuracy of the k most confident: the area under the response rate accuracy curve."""
     order = np.argsort(-predictions.confidence, kind="stable")
     return float(np.mean(np.cumsum(predictions.correct[order]) / np.arange(1, len(order) + 1)))
 
@@ -145,11 +147,11 @@ def detect(foreign: Floats, familiar: Floats) -> Detection:
     """Tell foreign pictures by a low confidence.
 
     Args:
-        foreign: Confidence of pictures that are of no class, the positive ones.
-        familiar: Confidence of the others.
+        foreign: Confidence of pictures that are of no class, the positives (foreign,).
+        familiar: Confidence of pictures of known classes, the negatives (familiar,).
 
     Returns:
-        Average precision, the area under the ROC curve, and the share of false alarms at which 95 % are found.
+        Average precision, the area under the ROC curve, and the share of false alarms at a recall of 95 %.
     """
     confidence = np.concatenate([foreign, familiar])
     order = np.argsort(confidence, kind="stable")

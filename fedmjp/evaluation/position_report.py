@@ -12,28 +12,19 @@ from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from fedmjp.drawings import save_plot
-from fedmjp.evaluation.positions import (
-    COMPONENTS,
-    PAPER_REGRESSION,
-    PAPER_VARIANCE,
-    REPETITIONS,
-    PositionTable,
-    energy,
-    explained_variance,
-    nearest_reading,
-    position_regression,
-)
+from fedmjp.evaluation import positions
+from fedmjp.evaluation.positions import COMPONENTS, PAPER_REGRESSION, PAPER_VARIANCE, REPETITIONS, PositionTable
 from fedmjp.files import replacing
 from fedmjp.texts import guard, printable
 from fedmjp.training.rows import PAPER
 
 DOTS_PER_INCH = 150
-PAPERS_MODEL = "deit_small"  # whose figures the paper has
+PAPERS_MODEL = "deit_small"  # of the paper's figures
 
 
 @dataclass(frozen=True)
-class Studied:
-    """A model whose table was read, and what the paper has to compare it with."""
+class StudiedModel:
+    """A model with its table, and the paper's figures of such a model."""
 
     table: PositionTable
     model: str
@@ -42,19 +33,19 @@ class Studied:
 
     @property
     def papers_variance(self) -> Sequence[float] | None:
-        """Table 6 of such a model."""
+        """Return Table 6 of such a model."""
         return PAPER_VARIANCE.get(self.defence) if self.model == PAPERS_MODEL else None
 
     @property
     def papers_regression(self) -> Mapping[str, float]:
-        """Table 8 of such a model, by target."""
-        found = PAPER_REGRESSION.get((self.defence, self.localisation)) if self.model == PAPERS_MODEL else None
-        return dict(zip(("absolute 1-D", "absolute 2-D"), found or (), strict=False))
+        """Return Table 8 of such a model, by target."""
+        errors = PAPER_REGRESSION.get((self.defence, self.localisation)) if self.model == PAPERS_MODEL else None
+        return dict(zip(("absolute 1-D", "absolute 2-D"), errors or (), strict=False))
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table of the report, and what has to be said of it."""
+    """A table of the report with its explanation."""
 
     title: str
     about: str
@@ -62,8 +53,8 @@ class Sheet:
 
 
 @dataclass(frozen=True)
-class Study:
-    """What was measured of several models: long tables for CSV, and what they are shown as."""
+class PositionStudy:
+    """The measurements of several models: long tables for CSV, and sheets for the page."""
 
     variance: pd.DataFrame
     regression: pd.DataFrame
@@ -72,42 +63,46 @@ class Study:
     spectra: dict[str, pd.DataFrame] = field(repr=False)
 
 
-def study(models: Sequence[Studied], *, seed: int) -> Study:
-    """Measure the tables of models; the paper's figures stand beside those that have any."""
-    variances = {one.table.name: explained_variance(one.table.rows) for one in models}
-    spectra = {one.table.name: energy(one.table.rows) for one in models}
-    regressions = {one.table.name: position_regression(one.table, seed=seed) for one in models}
-    for one in models:
-        measured = variances[one.table.name]
-        measured["nearest"] = (
-            measured["reading"] == nearest_reading(measured, one.defence) if one.papers_variance else False
+def measure_positions(models: Sequence[StudiedModel], *, seed: int) -> PositionStudy:
+    """Measure the tables of models, with the paper's figures beside them where it has any.
+
+    Args:
+        models: To compare.
+        seed: Of the regression's random orders.
+    """
+    variances = {model.table.name: positions.compute_explained_variance(model.table.rows) for model in models}
+    spectra = {model.table.name: positions.compute_energy(model.table.rows) for model in models}
+    regressions = {model.table.name: positions.measure_position_regression(model.table, seed=seed) for model in models}
+    for model in models:
+        measured = variances[model.table.name]
+        nearest = positions.find_nearest_reading(measured, model.defence) if model.papers_variance else None
+        measured["nearest"] = measured["reading"] == nearest
+        regressions[model.table.name]["paper"] = (
+            regressions[model.table.name]["target"].map(dict(model.papers_regression)).astype(float)
         )
-        regressions[one.table.name]["paper"] = (
-            regressions[one.table.name]["target"].map(dict(one.papers_regression)).astype(float)
-        )
-    return Study(
-        variance=_joined(variances),
-        regression=_joined(regressions),
-        energy=_joined(spectra),
-        sheets=[_variance_sheet(models, variances), _regression_sheet(regressions)],
+    return PositionStudy(
+        variance=_join(variances),
+        regression=_join(regressions),
+        energy=_join(spectra),
+        sheets=[_build_variance_sheet(models, variances), _build_regression_sheet(regressions)],
         spectra=spectra,
     )
 
 
-def write(folder: Path, made: Study, figures: Mapping[str, Figure], more: Sequence[Sheet]) -> list[str]:
-    """Write everything, and give the names of the files.
+def write_report(folder: Path, study: PositionStudy, figures: Mapping[str, Figure], more: Sequence[Sheet]) -> list[str]:
+    """Write tables, figures and page, and return the names of the files.
 
     Args:
         folder: That exists.
-        made: The measured tables.
+        study: The measured tables.
         figures: By the name of their file, in the order of the page.
         more: Further tables of the page.
     """
-    sheets = [*made.sheets, *more]
-    tables = {"explained_variance": made.variance, "position_regression": made.regression, "energy": made.energy}
+    sheets = [*study.sheets, *more]
+    tables = {"explained_variance": study.variance, "position_regression": study.regression, "energy": study.energy}
     texts = {f"{name}.csv": printable(rows.map(guard).to_csv(index=False)) for name, rows in tables.items()}
-    texts["tables.md"] = "\n".join(["# Position embeddings\n", *map(_markdown, sheets)])
-    texts["report.html"] = _page(sheets, list(figures))
+    texts["tables.md"] = "\n".join(["# Position embeddings\n", *map(_render_markdown, sheets)])
+    texts["report.html"] = _render_page(sheets, list(figures))
     for name, text in texts.items():
         with replacing(folder / name) as partial:
             partial.write_text(text, encoding="utf-8")
@@ -118,20 +113,20 @@ def write(folder: Path, made: Study, figures: Mapping[str, Figure], more: Sequen
     return [*texts, *(f"{name}.{kind}" for name in figures for kind in ("png", "svg"))]
 
 
-def _joined(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+def _join(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return pd.concat([rows.assign(run=name) for name, rows in tables.items()], ignore_index=True)
 
 
-def _variance_sheet(models: Sequence[Studied], variances: Mapping[str, pd.DataFrame]) -> Sheet:
+def _build_variance_sheet(models: Sequence[StudiedModel], variances: Mapping[str, pd.DataFrame]) -> Sheet:
     lines = []
-    for one in models:
-        measured = variances[one.table.name]
+    for model in models:
+        measured = variances[model.table.name]
         for reading, rows in measured.groupby("reading", sort=False):
             mark = " (nearest to the paper)" if bool(rows["nearest"].any()) else ""
             shares = {f"k = {k}": f"{100 * share:.1f}" for k, share in zip(rows["k"], rows["share"], strict=True)}
-            lines.append({"run": one.table.name, "reading": f"{reading}{mark}", **shares})
-        if one.papers_variance:
-            printed = {f"k = {k}": f"{share:.1f}" for k, share in zip(COMPONENTS, one.papers_variance, strict=True)}
+            lines.append({"run": model.table.name, "reading": f"{reading}{mark}", **shares})
+        if model.papers_variance:
+            printed = {f"k = {k}": f"{share:.1f}" for k, share in zip(COMPONENTS, model.papers_variance, strict=True)}
             lines.append({"run": PAPER, "reading": "not said", **printed})
     about = (
         "Share in per cent that the first k components have of the position embeddings (the paper's Table 6). It does "
@@ -140,7 +135,7 @@ def _variance_sheet(models: Sequence[Studied], variances: Mapping[str, pd.DataFr
     return Sheet("Explained variance", about, pd.DataFrame(lines).fillna("-"))
 
 
-def _regression_sheet(regressions: Mapping[str, pd.DataFrame]) -> Sheet:
+def _build_regression_sheet(regressions: Mapping[str, pd.DataFrame]) -> Sheet:
     lines = [
         {
             "run": name,
@@ -160,18 +155,18 @@ def _regression_sheet(regressions: Mapping[str, pd.DataFrame]) -> Sheet:
     return Sheet("Position regression", about, pd.DataFrame(lines))
 
 
-def _markdown(sheet: Sheet) -> str:
-    rows = tabulate(sheet.rows.map(_cell).values.tolist(), headers=list(sheet.rows.columns), tablefmt="pipe")
+def _render_markdown(sheet: Sheet) -> str:
+    rows = tabulate(sheet.rows.map(_format_cell).values.tolist(), headers=list(sheet.rows.columns), tablefmt="pipe")
     return f"## {sheet.title}\n\n{sheet.about}\n\n{rows}\n"
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     return printable(str(value)).replace("|", "\\|")
 
 
-def _page(sheets: Sequence[Sheet], figures: Sequence[str]) -> str:
+def _render_page(sheets: Sequence[Sheet], figures: Sequence[str]) -> str:
     environment = Environment(
         loader=PackageLoader("fedmjp.evaluation", "."), autoescape=True, undefined=StrictUndefined
     )
-    shown = [(sheet, Markup(sheet.rows.to_html(index=False, border=0, escape=True))) for sheet in sheets]  # noqa: S704
-    return environment.get_template("positions.html.jinja").render(sheets=shown, figures=figures)
+    rendered = [(sheet, Markup(sheet.rows.to_html(index=False, border=0, escape=True))) for sheet in sheets]  # noqa: S704
+    return environment.get_template("positions.html.jinja").render(sheets=rendered, figures=figures)

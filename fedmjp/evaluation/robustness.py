@@ -1,9 +1,10 @@
-"""What trained models get right of corrupted pictures, and the mean corruption error (mCE) of ImageNet-C."""
+"""Predictions of corrupted pictures by trained models, and the mean corruption error (mCE) of ImageNet-C."""
 
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from fedmjp.data.pictures import to_image
 from fedmjp.errors import DataError
 from fedmjp.evaluation.consistency import Booleans, Floats, Sample
 from fedmjp.evaluation.corruptions import corrupt, save_as_jpeg
-from fedmjp.evaluation.runs import Trained
+from fedmjp.evaluation.runs import TrainedModel
 from fedmjp.evaluation.severities import SEVERITIES
 from fedmjp.files import replacing
 from fedmjp.models.classifier import Classifier
@@ -31,14 +32,14 @@ ALEXNET: Mapping[str, float] = {
     "pixelate": 0.717840, "jpeg_compression": 0.606500,
 }  # fmt: skip
 # By corruption, (runs, pictures, severities): whether the prediction is right.
-Rights = dict[str, Booleans]
+Hits = dict[str, Booleans]
 
 
 @dataclass(frozen=True)
-class Corrupting:
-    """Prepares a photograph for a model and corrupts it at every severity, each saved as JPEG as the official ones are.
+class Corruptor:
+    """A function that prepares a photograph and corrupts it at every severity, each saved as JPEG as officially.
 
-    What is drawn depends on the seed, the corruption, the severity and the picture's key alone: every model meets the
+    Randomness depends on the seed, the corruption, the severity and the picture's key alone: every model meets the
     same pictures. A photograph is prepared as for Top-1 (bicubic, cropped); the official generators resize bilinearly,
     that of Tiny-ImageNet-C without keeping proportions.
     """
@@ -49,22 +50,19 @@ class Corrupting:
     crop_share: float
 
     def __call__(self, photograph: Image.Image, key: str) -> Tensor:
-        """Five versions, (severities, 3, size, size) float32 in [0, 1]."""
+        """Corrupt a photograph at every severity, (severities, 3, size, size) float32 in [0, 1]."""
         prepared = to_image(photograph, self.size, crop_share=self.crop_share)
         pixels = prepared.mul(255).round().to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
-        versions = [
-            save_as_jpeg(corrupt(pixels, self.corruption, severity, self._generator(severity, key)))
-            for severity in SEVERITIES
-        ]
+        versions = []
+        for severity in SEVERITIES:
+            generator = numpy_generator(self.seed, "corruption", self.corruption, severity, key)
+            versions.append(save_as_jpeg(corrupt(pixels, self.corruption, severity, generator)))
         return torch.from_numpy(np.stack(versions)).permute(0, 3, 1, 2).float().div(255)
 
-    def _generator(self, severity: int, key: str) -> np.random.Generator:
-        return numpy_generator(self.seed, "corruption", self.corruption, severity, key)
 
-
-def rights_under(
+def predict_corrupted(
     corruption: str,
-    runs: Sequence[tuple[Trained, Classifier]],
+    runs: Sequence[tuple[TrainedModel, Classifier]],
     pictures: Sample,
     *,
     seed: int,
@@ -72,42 +70,36 @@ def rights_under(
     on_pictures: Callable[[int], None],
     on_skipped: Callable[[str], None],
 ) -> Booleans:
-    """Which corrupted pictures models know. Models of one size share what they are shown.
+    """Predict corrupted pictures and return whether each is right, (runs, pictures, severities).
+
+    Models of one size share the corrupted pictures.
 
     Args:
         corruption: One of ``fedmjp.evaluation.severities.NAMES``.
         runs: Each with its network, on the device that it is to run on.
-        pictures: Of which data set, and which of them.
-        seed: Of all that is drawn.
+        pictures: To corrupt.
+        seed: Of the corruptions.
         workers: Processes that read and corrupt.
-        on_pictures: Told how many pictures times models are done.
-        on_skipped: Told once of each picture that cannot be read.
-
-    Returns:
-        (runs, pictures, severities).
+        on_pictures: Called after each batch with its number of pictures times models.
+        on_skipped: Called once with the reason for each picture that cannot be read.
 
     Raises:
         DataError: If no picture can be read.
     """
-    alike: dict[tuple[int, float], list[int]] = {}
+    groups: dict[tuple[int, float], list[int]] = {}
     for place, (run, network) in enumerate(runs):
-        alike.setdefault((network.image_size, run.crop_share), []).append(place)
-    found: dict[int, Booleans] = {}
-    for (size, crop_share), places in alike.items():
-        batches = prepared_batches(
-            pictures.dataset,
-            pictures.indices,
-            Corrupting(corruption, seed, size, crop_share),
-            batch_size=BATCH_SIZE,
-            workers=workers,
-            on_skipped=on_skipped,
-        )
-        rights = _rights([runs[place][1] for place in places], batches, on_pictures)
-        found |= dict(zip(places, rights, strict=True))
-    return np.stack([found[place] for place in range(len(runs))])
+        groups.setdefault((network.image_size, run.crop_share), []).append(place)
+    by_run: dict[int, Booleans] = {}
+    for (size, crop_share), places in groups.items():
+        prepare = Corruptor(corruption, seed, size, crop_share)
+        options: dict[str, Any] = {"batch_size": BATCH_SIZE, "workers": workers, "on_skipped": on_skipped}
+        batches = prepared_batches(pictures.dataset, pictures.indices, prepare, **options)
+        group_hits = _predict_each([runs[place][1] for place in places], batches, on_pictures)
+        by_run |= dict(zip(places, group_hits, strict=True))
+    return np.stack([by_run[place] for place in range(len(runs))])
 
 
-def _rights(
+def _predict_each(
     networks: Sequence[Classifier], batches: Iterable[Batch], on_pictures: Callable[[int], None]
 ) -> list[Booleans]:
     parts: list[list[Booleans]] = [[] for _ in networks]
@@ -122,8 +114,13 @@ def _rights(
     return [np.concatenate(part) for part in parts]
 
 
-def read_rights(path: Path, identity: str) -> Rights:
-    """What a former evaluation of the same models on the same pictures found; nothing if it was of others."""
+def read_hits(path: Path, identity: str) -> Hits:
+    """Read the predictions of an earlier evaluation of the same models on the same pictures; empty if it was another.
+
+    Args:
+        path: Of the file.
+        identity: SHA-256 of all that decides predictions.
+    """
     try:
         with np.load(path) as arrays:
             if str(arrays["identity"]) != identity:
@@ -133,27 +130,30 @@ def read_rights(path: Path, identity: str) -> Rights:
         return {}
 
 
-def write_rights(path: Path, identity: str, rights: Rights) -> None:
-    """Keep what was found, whole or not at all."""
-    with replacing(path) as partial, partial.open("wb") as file:
-        np.savez_compressed(file, identity=np.array(identity), **rights)  # type: ignore[arg-type]  # names are texts
-
-
-def errors_of_pictures(rights: Rights, place: int, *, normalised: bool) -> Floats:
-    """Of each picture, a run's mean over corruptions and severities, in per cent; their mean is the run's mCE.
+def write_hits(path: Path, identity: str, hits: Hits) -> None:
+    """Write which predictions are right, whole or not at all.
 
     Args:
-        rights: Of at least one corruption.
+        path: Of the file.
+        identity: SHA-256 of all that decides predictions.
+        hits: By corruption, (runs, pictures, severities).
+    """
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, identity=np.array(identity), **hits)  # type: ignore[arg-type]  # names are texts
+
+
+def compute_picture_errors(hits: Hits, place: int, *, normalised: bool) -> Floats:
+    """Average a run's errors over corruptions and severities, (pictures,) in per cent; their mean is its mCE.
+
+    Args:
+        hits: Of at least one corruption.
         place: Of the run.
         normalised: Whether each corruption is divided by the mean error of AlexNet (the mCE of the literature) or not
             (the official code of MJP).
-
-    Returns:
-        (pictures,)
     """
     shares = [
-        (1 - right[place].mean(axis=1)) / (ALEXNET[corruption] if normalised else 1)
-        for corruption, right in rights.items()
+        (1 - correct[place].mean(axis=1)) / (ALEXNET[corruption] if normalised else 1)
+        for corruption, correct in hits.items()
     ]
     mean: Floats = 100 * np.mean(shares, axis=0)
     return mean

@@ -15,7 +15,7 @@ EXAMPLE = "timm:vit_base_patch16_224"
 ENTRANCE = (names.CLASS_TOKEN, names.PATCH_WEIGHT, names.PATCH_BIAS, names.FIRST_QKV_WEIGHT, names.HEAD_BIAS)
 
 
-class Family(StrEnum):
+class ArchitectureFamily(StrEnum):
     """How a model is built, and what MJP can do to it."""
 
     TRANSFORMER = "transformer"  # a timm VisionTransformer: its own E_pos, MJP adds E_unk
@@ -43,7 +43,7 @@ class Architecture:
     timm_name: str  # what it is made of
     base: str  # that model in words
     purpose: str
-    family: Family = Family.TRANSFORMER
+    family: ArchitectureFamily = ArchitectureFamily.TRANSFORMER
     positions: Positions = Positions.LEARNED
     april: bool = False  # whether the first block is the one that APRIL's closed form needs
     patch_size: int | None = None  # the only one that it can have; None where any fits
@@ -113,14 +113,14 @@ ARCHITECTURES = {
         "swin_tiny_patch4_window7_224",
         "Swin-T as timm builds it; defence mjp adds an absolute position embedding",
         "accuracy and consistency (MJP, Table 1); not attacked",
-        Family.SWIN,
+        ArchitectureFamily.SWIN,
         patch_size=4,
     ),
     "resnet50": Architecture(
         "resnet50",
         "ResNet-50 as timm builds it; defence none or jigsaw (MJP only shuffles its patches)",
         "accuracy and consistency (MJP, Table 1); not attacked",
-        Family.CONVOLUTIONAL,
+        ArchitectureFamily.CONVOLUTIONAL,
     ),
 }
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmjp.config import ModelConfig
 from fedmjp.errors import ConfigError
 from fedmjp.models.april import AprilBlock
-from fedmjp.models.architectures import ARCHITECTURES, Architecture, Family, Positions, architecture
+from fedmjp.models.architectures import ARCHITECTURES, Architecture, ArchitectureFamily, Positions, architecture
 from fedmjp.models.checkpoints import load_checkpoint
 from fedmjp.models.classifier import Classifier, PositionedClassifier, SwinClassifier, VitClassifier
 from fedmjp.models.localisation import LocalisationRegressor
@@ -116,8 +116,8 @@ def _drawn(config: ModelConfig, design: Architecture, drop_path: float = 0.0) ->
             f"set patch size to {design.patch_size}"
         )
     _check_positions(config, design)
-    sizes: dict[str, Any] = {} if design.family is Family.CONVOLUTIONAL else {"img_size": config.image_size}
-    if design.family is Family.TRANSFORMER:
+    sizes: dict[str, Any] = {} if design.family is ArchitectureFamily.CONVOLUTIONAL else {"img_size": config.image_size}
+    if design.family is ArchitectureFamily.TRANSFORMER:
         sizes["patch_size"] = config.patch_size
     backbone: Any = timm.create_model(
         design.timm_name, num_classes=config.classes, drop_path_rate=drop_path, **sizes, **design.changes
@@ -138,9 +138,9 @@ def _classifier(backbone: Any, config: ModelConfig, design: Architecture) -> Cla
         torch.nn.init.zeros_(backbone.pos_embed)
     if design.april:
         backbone.blocks[0] = AprilBlock(backbone.blocks[0])
-    if design.family is Family.TRANSFORMER:
+    if design.family is ArchitectureFamily.TRANSFORMER:
         return VitClassifier(backbone, defended=config.unknown_embedding, index_embedding=config.index_embedding)
-    if design.family is Family.SWIN and config.unknown_embedding:
+    if design.family is ArchitectureFamily.SWIN and config.unknown_embedding:
         return SwinClassifier(backbone, index_embedding=config.index_embedding)
     return Classifier(backbone, image_size=config.image_size, patch_size=config.patch_size)
 
@@ -154,11 +154,11 @@ def _check_positions(config: ModelConfig, design: Architecture) -> None:
     need = next((name for name, is_set in needs.items() if is_set), None)
     if need is None:
         return
-    if design.family is Family.CONVOLUTIONAL:
+    if design.family is ArchitectureFamily.CONVOLUTIONAL:
         raise ConfigError(
             f"{config.name} has no position embedding, which {need} needs: a jigsaw shuffles its patches without one"
         )
-    if design.family is Family.SWIN and not config.unknown_embedding:
+    if design.family is ArchitectureFamily.SWIN and not config.unknown_embedding:
         raise ConfigError(
             f"{config.name} has an absolute position embedding with an unknown one alone, which {need} needs: "
             "take a defence that adds it, such as mjp"

@@ -43,7 +43,7 @@ class PatchEmbedding:
 
 
 @dataclass(frozen=True)
-class PositionTable:
+class PositionCandidate:
     """A parameter that may be a position embedding of ``grid`` x ``grid`` patches after some prefix tokens."""
 
     name: str
@@ -57,7 +57,7 @@ class EntranceLayout:
     """The entrance of a module, of which the equation of tokens holds."""
 
     embedding: PatchEmbedding
-    positions: PositionTable
+    positions: PositionCandidate
     # How channel (0), row (1) and column (2) follow each other in the patch embedding's weight.
     pixel_order: tuple[int, ...]
     # Name of the parameter that the position embedding's first row is added to, if there is one.
@@ -98,7 +98,7 @@ def find_entrance(module: nn.Module) -> EntranceLayout:
     return _first_that_agrees(module, [(e, p) for e, p in product(embeddings, positions) if e.dim == p.dim])
 
 
-def _first_that_agrees(module: nn.Module, pairs: list[tuple[PatchEmbedding, PositionTable]]) -> EntranceLayout:
+def _first_that_agrees(module: nn.Module, pairs: list[tuple[PatchEmbedding, PositionCandidate]]) -> EntranceLayout:
     probe, error, reason = _generic_copy(module), math.inf, ""
     for size in sorted({e.patch_size * p.grid for e, p in pairs}):
         try:
@@ -119,7 +119,7 @@ def _first_that_agrees(module: nn.Module, pairs: list[tuple[PatchEmbedding, Posi
     raise BadInputError(_nothing_agrees(*pairs[0], reason or "no gradient reaches both"))
 
 
-def _nothing_agrees(embedding: PatchEmbedding, positions: PositionTable, reason: str) -> str:
+def _nothing_agrees(embedding: PatchEmbedding, positions: PositionCandidate, reason: str) -> str:
     finding = f"{embedding.name} and {positions.name} look like patch and position embedding, but {reason}"
     if embedding.flat:
         finding = f"found no patch embedding: looked for {_LOOKED_FOR}; a Linear like {embedding.name} is none"
@@ -139,7 +139,7 @@ def _patch_embeddings(module: nn.Module) -> Iterator[PatchEmbedding]:
                 yield PatchEmbedding(name, size, part.out_features, flat=True)
 
 
-def _position_embeddings(module: nn.Module, dims: set[int]) -> Iterator[PositionTable]:
+def _position_embeddings(module: nn.Module, dims: set[int]) -> Iterator[PositionCandidate]:
     for name, parameter in module.named_parameters():
         owner, _, own_name = name.rpartition(".")
         table = own_name.endswith("weight") and not isinstance(module.get_submodule(owner), nn.Embedding)
@@ -148,7 +148,7 @@ def _position_embeddings(module: nn.Module, dims: set[int]) -> Iterator[Position
             continue
         grid = math.isqrt(shape[0])
         if grid > 1 and shape[0] - grid**2 <= MOST_PREFIX_TOKENS:
-            yield PositionTable(name, grid, shape[0] - grid**2, shape[1])
+            yield PositionCandidate(name, grid, shape[0] - grid**2, shape[1])
 
 
 def _generic_copy(module: nn.Module) -> nn.Module:
@@ -198,7 +198,9 @@ def tensors_of(output: object) -> Iterator[Tensor]:
             yield from tensors_of(part)
 
 
-def _best_order(passed: _Pass, embedding: PatchEmbedding, positions: PositionTable) -> tuple[tuple[int, ...], float]:
+def _best_order(
+    passed: _Pass, embedding: PatchEmbedding, positions: PositionCandidate
+) -> tuple[tuple[int, ...], float]:
     """Find the order of pixels under which the equation holds best, and its relative error."""
     rows, right = passed.gradients.get(positions.name), passed.gradients.get(f"{embedding.name}.weight")
     if rows is None or right is None or not right.any():
@@ -214,7 +216,7 @@ def _best_order(passed: _Pass, embedding: PatchEmbedding, positions: PositionTab
     return best, errors[best] / float(right.norm())
 
 
-def _class_token(passed: _Pass, positions: PositionTable) -> str | None:
+def _class_token(passed: _Pass, positions: PositionCandidate) -> str | None:
     first = passed.gradients[positions.name].reshape(-1, positions.dim)[0]
     tokens = {name: grad[0, 0] for name, grad in passed.gradients.items() if grad.shape == (1, 1, positions.dim)}
     return next((name for name, row in tokens.items() if positions.prefix_tokens and torch.allclose(row, first)), None)

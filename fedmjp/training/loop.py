@@ -25,7 +25,7 @@ from fedmjp.randomness import Randomness
 from fedmjp.seeds import derive, scoped_randomness
 from fedmjp.tensors import to_device
 from fedmjp.training.process_group import SINGLE, ProcessGroup
-from fedmjp.training.puzzles import Puzzles
+from fedmjp.training.puzzles import TrainingPuzzles
 
 REFERENCE_BATCH = 512  # that the recipe's learning rates are stated for
 
@@ -114,7 +114,7 @@ class Trainer:
             parameter.requires_grad_(name not in frozen)
         self._schedule, self._seed, self._purpose, self._noise = schedule, seed, purpose, noise
         self._group = group
-        self.puzzles = Puzzles(pipeline, learning.puzzle, model.grid, seed, purpose)
+        self.puzzles = TrainingPuzzles(pipeline, learning.puzzle, model.grid, seed, purpose)
         scale = recipe.batch_size / REFERENCE_BATCH
         self.optimizer: torch.optim.Optimizer = create_optimizer_v2(
             model,

@@ -12,7 +12,7 @@ from fedmjp.randomness import Randomness, SeededRandomness
 
 
 @dataclass(frozen=True)
-class Puzzles:
+class TrainingPuzzles:
     """The part of a run's pipeline that changes the pictures of its steps.
 
     Most of it can be drawn before the pictures are there: processes that read them do so, as a GPU takes a step in less

@@ -111,7 +111,7 @@ def _busy() -> float:
 
 
 def told(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What a report says, in plain columns."""
+    """Return what a report says, in plain columns."""
     recipe, network, control = report["recipe"], report.get("network") or {}, report["control"] or {}
     pictures = [row for row in report["recovered"] if row["reveals"] == "pictures" and row["role"] == "attack"]
     labels = [row["labels_right"] for row in report["recovered"] if row["role"] == "attack" and "labels_right" in row]

@@ -115,7 +115,7 @@ def _rows(case: Case, source: str) -> Iterator[dict[str, Any]]:
 
 
 def _companies(case: Case, pictures: Sequence[LabelledPicture]) -> Iterator[tuple[int, list[LabelledPicture]]]:
-    """What the client computes its uploads from, in their order, each with its epoch."""
+    """Return what the client computes its uploads from, in their order, each with its epoch."""
     dealing = torch_generator(SEED, "company", *(picture.name for picture in pictures))
     order = list(range(len(pictures)))
     for epoch in range(max(EPOCHS)):

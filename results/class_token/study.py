@@ -142,7 +142,7 @@ def _client(name: str, config: ModelConfig, pictures: Sequence[LabelledPicture])
 
 
 def _attacked(client: Client, size: int, number: int, *, distinct: bool, defence: str = "") -> Iterator[dict[str, Any]]:
-    """A row for each picture of a batch."""
+    """Build a row for each picture of a batch."""
     places = client.drawn(size, number, distinct=distinct)
     features, labels = client.features[places], client.labels[places]
     threat = ThreatModel.parse({"batch_size": size, "defences": defence or ()})
@@ -174,7 +174,7 @@ def _attacked(client: Client, size: int, number: int, *, distinct: bool, defence
 
 
 def _sent(client: Client, features: Tensor, labels: Tensor, threat: ThreatModel, number: int) -> Upload:
-    """The head's part of an upload, as it leaves the client."""
+    """Return the head's part of an upload, as it leaves the client."""
     head = client.model.backbone.head
     weight, bias = head.weight.detach().requires_grad_(), head.bias.detach().requires_grad_()
     loss = F.cross_entropy(F.linear(features, weight, bias), labels)

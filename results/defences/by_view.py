@@ -69,17 +69,17 @@ def tables(board: Board) -> dict[str, pd.DataFrame]:
 
 
 def model_of(entry: BoardEntry) -> str:
-    """The model by the name of its weights."""
+    """Return the model by the name of its weights."""
     return next((name for name, zoo in ZOO.items() if zoo.sha256 == entry.weights), f"{entry.model}, untrained")
 
 
 def defence_of(entry: BoardEntry) -> str:
-    """What clients do, a sum aside."""
+    """Return what clients do, a sum aside."""
     return pipeline_of(tuple(config for config in entry.defences if config.name != SUM)).label
 
 
 def most_telling(board: Board, standing: Standing) -> BoardEntry:
-    """The strongest attack; of several that recover all pictures exactly, that which was run on most of them."""
+    """Return the strongest attack; of several that recover all pictures exactly, that which was run on most of them."""
     first = strongest(board, standing)
     alike = [
         entry
@@ -91,14 +91,14 @@ def most_telling(board: Board, standing: Standing) -> BoardEntry:
 
 
 def by_view(judged: Sequence[Judged], views: Sequence[View], said: Callable[[BoardEntry], str]) -> Mapping[str, str]:
-    """What the strongest attack of each view recovers, and what follows of it."""
+    """Return what the strongest attack of each view recovers, and what follows of it."""
     seen = grouped(judged, lambda pair: next((view.name for view in views if is_of(pair[1], view)), ""))
     defences = judged[0][1].defences
     return {view.name: cell(seen.get(view.name) or seen.get(once(view, views, defences), []), said) for view in views}
 
 
 def once(view: View, views: Sequence[View], defences: Defences) -> str:
-    """The view of one of several uploads that would all be the same, by name; empty if they would not."""
+    """Return the view of one of several uploads that would all be the same, by name; empty if they would not."""
     threat = {name: value for name, value in view.threat.items() if name != "uploads_per_picture"}
     alike = (
         other.name

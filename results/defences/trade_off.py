@@ -83,7 +83,7 @@ def main(
 
 
 def joined(folders: Sequence[Path]) -> pd.DataFrame:
-    """The rows of studies: of each defence and partition those of the last folder that has both."""
+    """Return the rows of studies: of each defence and partition those of the last folder that has both."""
     tables = [pd.read_parquet(folder / TRIALS).assign(folder=place) for place, folder in enumerate(folders)]
     rows = pd.concat(tables, ignore_index=True)
     last = rows.groupby(["defence", "partition"])["folder"].transform("max")
@@ -115,7 +115,7 @@ def point(defence: str, runs: pd.DataFrame, attacked: pd.DataFrame, central: pd.
 
 
 def strongest(defence: str, attacked: pd.DataFrame) -> tuple[Spread, str]:
-    """What the strongest attack gains over the guess, and its name; BadInputError without a guess or an attack."""
+    """Return what the strongest attack gains over the guess, and its name; refuse rows without either."""
     scores = attacked.pivot_table(index=["seed", "picture"], columns="attack", values="psnr").clip(upper=CEILING)
     tried = [str(name) for name in scores]
     if GUESS not in tried or len(tried) == 1:
@@ -128,7 +128,7 @@ def strongest(defence: str, attacked: pd.DataFrame) -> tuple[Spread, str]:
 
 
 def spread(gains: "pd.Series[float]") -> Spread:
-    """The median in dB of values by seed and picture, and its 95 % interval over both."""
+    """Return the median in dB of values by seed and picture, and its 95 % interval over both."""
     values = gains.dropna().unstack("picture").to_numpy()
     seeds, pictures = values.shape
     generator = numpy_generator(0, "medians", seeds, pictures)
@@ -140,7 +140,7 @@ def spread(gains: "pd.Series[float]") -> Spread:
 
 
 def accuracy(runs: pd.DataFrame) -> Spread:
-    """The mean over seeds in percent; the lowest and the highest end of their intervals."""
+    """Return the mean over seeds in percent; the lowest and the highest end of their intervals."""
     shares = [
         share(round(run["top1"] * run["validation_pictures"]), int(run["validation_pictures"]))
         for run in runs.to_dict("records")
@@ -157,7 +157,7 @@ def on_front(point: Point, others: Sequence[Point]) -> bool:
 
 
 def drawn(points: dict[str, list[Point]]) -> Figure:
-    """A panel per partition, with the front."""
+    """Draw a panel per partition, with the front."""
     figure = Figure(figsize=(9.6, 4.6), layout="constrained")
     panels: list[Axes] = list(figure.subplots(1, len(points), sharey=True, squeeze=False)[0])
     for axes, (partition, members) in zip(panels, points.items(), strict=True):
@@ -194,7 +194,7 @@ def _bars(values: Spread) -> list[list[float]]:
 
 
 def table(points: dict[str, list[Point]], trained: pd.DataFrame) -> pd.DataFrame:
-    """A line per defence, the least leaking first."""
+    """Build a line per defence, the least leaking first."""
     by_name = {partition: {point.defence: point for point in members} for partition, members in points.items()}
     first = next(iter(by_name.values()))
     lines = []

@@ -74,7 +74,7 @@ def put_behind_gate(app: Path, target: Path, policy: Path) -> None:
 
 
 def rows_of(findings: Findings) -> list[dict[str, Any]]:
-    """An upload and what the closed form made of it, for each that was attacked."""
+    """Return an upload and what the closed form made of it, for each that was attacked."""
     recovered = [row for row in findings.report["recovered"] if row["attack"] == ATTACK]
     columns = {"upload": "upload", "psnr": "psnr_worst_case", "floor": "floor_median"}
     return [{name: row[key] for name, key in columns.items()} for row in recovered]

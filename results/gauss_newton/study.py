@@ -138,7 +138,7 @@ def _case(
 
 
 def _batches(case: Case, pictures: str, *, development: bool) -> Iterator[list[LabelledPicture]]:
-    """The pictures of each upload, in an order drawn from the seed; none whose mask comes out empty."""
+    """Return the pictures of each upload, in an order drawn from the seed; none whose mask comes out empty."""
     scenario = case.scenario
     source = open_source(pictures, size=scenario.model.image_size, classes=scenario.model.classes)
     names = source.names()
@@ -155,7 +155,7 @@ def _batches(case: Case, pictures: str, *, development: bool) -> Iterator[list[L
 
 
 def _attacked(case: Case, batch: list[LabelledPicture], number: int) -> list[dict[str, Any]]:
-    """A row per picture of an upload."""
+    """Build a row per picture of an upload."""
     torch.set_num_threads(1)
     clock = time.thread_time if case.device == "cpu" else time.perf_counter
     network = build_vit(case.scenario.network).to(case.device)
@@ -202,7 +202,7 @@ def _psnr_as_set(image: Tensor, exchange: Exchange, place: int, network: VitClas
 
 
 def summary(rows: pd.DataFrame) -> str:
-    """A table, one line per case: of an upload the worst of its pictures counts."""
+    """Build a table, one line per case: of an upload the worst of its pictures counts."""
     lines = [
         "| model | case | pixels | patch | n | exact (95 %) | up to order | certified | wrong | median dB | seconds |",
         "|---|---|---|---|---|---|---|---|---|---|---|",

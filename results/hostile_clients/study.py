@@ -97,12 +97,12 @@ Kind = Callable[[Situation], RecordDict | None]
 
 
 def update_of(answer: RecordDict) -> Update:
-    """The tensors of an answer."""
+    """Return the tensors of an answer."""
     return answer.array_records[ARRAYS].to_torch_state_dict()
 
 
 def answer_of(answer: RecordDict, update: Update, examples: int | None = None) -> RecordDict:
-    """The answer with another update, and another number of pictures if one is given; with metrics of its own."""
+    """Copy the answer with another update and metrics of its own, and with another number of pictures if given."""
     metrics = dict(answer.metric_records[METRICS])
     if examples is not None:
         metrics[EXAMPLES] = examples
@@ -110,7 +110,7 @@ def answer_of(answer: RecordDict, update: Update, examples: int | None = None) -
 
 
 def send_honestly(situation: Situation) -> RecordDict:
-    """What an honest client sends; hostile is when it arrives."""
+    """Return what an honest client sends; hostile is when it arrives."""
     return situation.own
 
 
@@ -123,7 +123,7 @@ def stay_away(situation: Situation) -> RecordDict:
 
 
 def repeat(situation: Situation) -> RecordDict:
-    """What it sent in the first round, in every round."""
+    """Return what it sent in the first round, in every round."""
     return situation.first
 
 
@@ -162,7 +162,7 @@ def main(
 
 
 def rows(data: str, server: str, rounds: int, seed: int, measured: "Remembering") -> Iterator[dict[str, Any]]:
-    """A row for the undisturbed run of a server, then for each kind and number of hostile clients."""
+    """Build a row for the undisturbed run of a server, then for each kind and number of hostile clients."""
     cohort = Cohort.of(scenario_of(data, server, rounds, seed), measured)
     undisturbed = 0.0
     for attack, hostile in [(NOBODY, 0), *itertools.product(KINDS, HOSTILE)]:
@@ -174,7 +174,7 @@ def rows(data: str, server: str, rounds: int, seed: int, measured: "Remembering"
 
 
 def scenario_of(data: str, server: str, rounds: int, seed: int) -> TrainingScenario:
-    """The federation of a server that goes on from trained weights."""
+    """Return the federation of a server that goes on from trained weights."""
     values: dict[str, Any] = {"data": data, "clients": CLIENTS, "seed": seed}
     values |= {"server_learning_rate": RATES[server]} if server in RATES else {}
     values |= {"training": {"rounds": rounds, "recipe": RECIPE, **SERVERS[server]}}
@@ -233,7 +233,7 @@ class Cohort:
         return cls(scenario, pictures, opposite, dealt, measured)
 
     def answer(self, message: Message, client: int, *, flipped: bool) -> RecordDict:
-        """What a client makes of a message."""
+        """Return what a client makes of a message."""
         server_round = round_of(message)
         digest = weights_digest(message.content.array_records[ARRAYS].to_torch_state_dict())
         key = digest, server_round, client, flipped
@@ -260,11 +260,11 @@ class HostileGrid:
         self._late: list[Message] = []
 
     def get_node_ids(self) -> Iterable[int]:
-        """A node for each client, from 1."""
+        """Return a node for each client, from 1."""
         return range(1, CLIENTS + 1)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """What arrives in time, with what was late before."""
+        """Return what arrives in time, with what was late before."""
         del timeout
         asked = {message.metadata.dst_node_id - 1: message for message in messages}
         if any(message.metadata.message_type == MessageType.QUERY for message in asked.values()):
@@ -291,7 +291,7 @@ class HostileGrid:
 
 
 def round_of(message: Message) -> int:
-    """The round that a message is of."""
+    """Return the round that a message is of."""
     asked: Any = message.content["config"]
     return int(asked["server-round"])
 

@@ -36,7 +36,7 @@ def main(
 
 
 def table(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line per training and defence; what was trained once is left out.
+    """Build a line per training and defence; what was trained once is left out.
 
     Args:
         rows: A run each, at one mask ratio.

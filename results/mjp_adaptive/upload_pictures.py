@@ -58,7 +58,7 @@ def _row(picture: LabelledPicture, scenario: Scenario, model: VitClassifier) -> 
     made = scenario.exchange([picture], model=model)
 
     def attacked(name: str, count: int, heading: str) -> Shown:
-        """The attack on the first upload, with the others beside it."""
+        """Return the attack on the first upload, with the others beside it."""
         upload = replace(made.upload, others=made.upload.others[: count - 1])
         reconstruction: Any = attack(name, upload, scenario, model=model, seed=scenario.seed)
         images = reconstruction.images

@@ -103,7 +103,7 @@ class Site:
     update: Mapping[str, Tensor] | None = None
 
     def examine(self, model: nn.Module, weights: Mapping[str, Tensor]) -> list[Finding]:
-        """What the checks say of weights that arrive."""
+        """Return what the checks say of weights that arrive."""
         model.load_state_dict(weights)
         incoming = Incoming(model, weights, self.previous, self.update, self.images, self.labels, self.history)
         return examine_model(incoming)
@@ -139,7 +139,7 @@ def main(
 
 
 def summary(table: pd.DataFrame) -> list[pd.DataFrame]:
-    """False alarms by federation; what is noticed by server, with and without a history."""
+    """Report false alarms by federation; what is noticed by server, with and without a history."""
     honest = table[table["case"] == "honest"]
     alarms = [
         {
@@ -279,7 +279,7 @@ def _row(findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def _servers_of(scenario: AnyScenario, model: VitClassifier) -> Servers:
-    """What servers make of a transformer's honest weights; nothing where they refuse, or learn nothing."""
+    """Return what servers make of a transformer's honest weights; nothing where they refuse, or learn nothing."""
 
     def servers(weights: Mapping[str, Tensor], site: Site) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
         if len(site.batch) < EXAMINED:
@@ -298,7 +298,7 @@ def _servers_of(scenario: AnyScenario, model: VitClassifier) -> Servers:
 def _changed(
     scenario: AnyScenario, model: VitClassifier, server: str, batch: Sequence[LabelledPicture]
 ) -> Mapping[str, Tensor]:
-    """What a server sends to a client that shows this batch; to one that it silences, of suppression."""
+    """Return what a server sends to a client that shows this batch; to one that it silences, of suppression."""
     count = len(batch)
     defences = [config for config in scenario.defences if config.name == "mjp"]
     values: dict[str, Any] = {"model": scenario.model, "server": server, "defences": defences}

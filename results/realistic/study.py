@@ -148,7 +148,7 @@ def weights_sent(run: Path) -> dict[int, Scenario]:
 def rows_of(
     age: Scenario, pictures: Sequence[LabelledPicture], approach: Approach, others: Sequence[LabelledPicture]
 ) -> Iterator[dict[str, Any]]:
-    """What one approach makes of every step and size of batch; features are looked up among others."""
+    """Return what one approach makes of every step and size of batch; features are looked up among others."""
     network = build_vit(age.network)
     gallery = [prepare_private(age, [picture], 0) for picture in others]
     for name, step in STEPS.items():
@@ -198,19 +198,19 @@ def attacked(
 
 
 def stated(scenario: Scenario, pictures: list[LabelledPicture], network: VitClassifier) -> Exchange:
-    """The upload that the scenario itself describes."""
+    """Return the upload that the scenario itself describes."""
     return scenario.exchange(pictures, model=network)
 
 
 def trained(scenario: Scenario, pictures: list[LabelledPicture], network: VitClassifier) -> Exchange:
-    """The gradient of a client in train mode."""
+    """Return the gradient of a client in train mode."""
     plain, trainer, batch = _client(scenario, pictures, network)
     gradients, _ = trainer.gradient(batch, 0, 0)
     return _with(plain, {name: value.detach().clone() for name, value in gradients.items()})
 
 
 def stepped(scenario: Scenario, pictures: list[LabelledPicture], network: VitClassifier) -> Exchange:
-    """The weight change of a client that takes steps of AdamW in train mode, as the recipe has them."""
+    """Return the weight change of a client that takes steps of AdamW in train mode, as the recipe has them."""
     plain, trainer, batch = _client(scenario, pictures, network)
     before = _weights(trainer.model)
     trainer.epoch(0, [batch] * LOCAL_STEPS)
@@ -218,7 +218,7 @@ def stepped(scenario: Scenario, pictures: list[LabelledPicture], network: VitCla
 
 
 def dropping(scenario: Scenario, pictures: list[LabelledPicture], network: VitClassifier) -> Exchange:
-    """The upload that the scenario describes, of a client that drops paths, also while a server probes it."""
+    """Return the upload that the scenario describes, of a client that drops paths, also while a server probes it."""
     client = build_vit(scenario.network, drop_path=RECIPE.drop_path).train()
     private = prepare_private(scenario, pictures, 0)
 
@@ -239,7 +239,7 @@ def dropping(scenario: Scenario, pictures: list[LabelledPicture], network: VitCl
 def _client(
     scenario: Scenario, pictures: list[LabelledPicture], network: VitClassifier
 ) -> tuple[Exchange, Trainer, Batch]:
-    """An exchange of these pictures, and a client in train mode that has them, and the weights that were sent."""
+    """Make an exchange of these pictures, and a client in train mode that has them, and the weights that were sent."""
     plain = stated(scenario, pictures, network)
     recipe = RECIPE.model_copy(update={"batch_size": len(pictures)})
     model = build(scenario.network, drop_path=recipe.drop_path)
@@ -286,7 +286,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def figure(table: pd.DataFrame) -> Figure:
-    """The same pictures over the rounds, in train mode: median PSNR by size of batch, and shares found by features."""
+    """Attack the same pictures over the rounds, in train mode: median PSNR by batch size, shares found by features."""
     drawn = Figure(figsize=(9.6, 3.2), layout="constrained")
     *panels, found = drawn.subplots(1, len(BATCHES) + 1)
     trained_on = table[table["step"] == "train"]

@@ -89,7 +89,7 @@ def recovered(rounds: RecordedRounds) -> pd.DataFrame:
 
 
 def figure(table: pd.DataFrame) -> Figure:
-    """A line per picture."""
+    """Build a line per picture."""
     drawn = Figure(figsize=(5.2, 3.2))
     axes = drawn.subplots()
     for _, rows in table.groupby("picture"):

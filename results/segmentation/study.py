@@ -149,7 +149,7 @@ class Scenes:
         return hashlib.sha256("\n".join(self.names).encode()).hexdigest()
 
     def load(self, index: int) -> tuple[Tensor, Tensor]:
-        """A picture (3, height, width) uint8, and its labels (height, width) uint8: 0 to 149, or ``IGNORED``.
+        """Return a picture (3, height, width) uint8, and its labels (height, width) uint8: 0 to 149, or ``IGNORED``.
 
         Raises:
             DataError: If one cannot be read, their sizes differ, or the annotation holds what is no class.
@@ -173,7 +173,7 @@ class Scenes:
         return image, torch.where(labels == 0, IGNORED, labels - 1)
 
     def class_names(self) -> list[str]:
-        """What the classes are called, in the order of the labels; their numbers where the folder does not say."""
+        """Return the names of the classes in the order of the labels; their numbers where the folder names none."""
         try:
             lines = (self.root / NAMES).read_text(encoding="utf-8").splitlines()[1:]
         except (OSError, ValueError):
@@ -186,7 +186,7 @@ class Scenes:
 
 
 def open_scenes(root: Path, split: Split) -> Scenes:
-    """The pictures of a split that have annotations.
+    """Return the pictures of a split that have annotations.
 
     Raises:
         DataError: If the folder has another layout, or a picture or an annotation lacks the other.
@@ -279,7 +279,7 @@ class Crops(Dataset[Read]):
 
 
 def training_crop(image: Tensor, labels: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """A random crop of a resized picture, perhaps mirrored, with other colours; drawn from the global generators.
+    """Draw a random crop of a resized picture, perhaps mirrored, with other colours; drawn from the global generators.
 
     Args:
         image: (3, height, width) uint8.
@@ -301,7 +301,7 @@ def training_crop(image: Tensor, labels: Tensor, size: int) -> tuple[Tensor, Ten
 
 
 def whole(image: Tensor, size: int, multiple: int) -> tuple[Tensor, tuple[int, int]]:
-    """A picture (3, height, width) uint8 as it is tried: its shorter side ``size``, as training shows it on average.
+    """Return a picture (3, height, width) uint8 for evaluation: its shorter side is ``size``, the mean of training.
 
     Returns:
         It, normalised and filled up below and on the right to a ``multiple`` of pixels, and its height and width.
@@ -405,7 +405,7 @@ class UperNet(nn.Module):
 
 
 def build_network(model: UperNetModel, seed: int) -> UperNet:
-    """The network with its heads drawn from the seed, and the backbone too where there are no weights.
+    """Return the network with its heads drawn from the seed, and the backbone too where there are no weights.
 
     Raises:
         CheckpointError: If the weights cannot be read, or are not of such a Swin transformer.
@@ -502,7 +502,7 @@ def count(labels: Tensor, predicted: Tensor, classes: int = CLASSES) -> Tensor:
 
 
 def figures_of(counts: Tensor) -> SegmentationFigures:
-    """The figures of such counts over all pictures."""
+    """Return the figures of such counts over all pictures."""
     right, actual, said = counts.diag().double(), counts.sum(dim=1), counts.sum(dim=0)
     return SegmentationFigures(
         right / (actual + said - right), right / actual, actual, (right.sum() / counts.sum()).item()
@@ -510,7 +510,7 @@ def figures_of(counts: Tensor) -> SegmentationFigures:
 
 
 def predict(network: UperNet, image: Tensor, size: int) -> Tensor:
-    """The class of each pixel of a picture (3, height, width) uint8, (height, width) int64.
+    """Return the class of each pixel of a picture (3, height, width) uint8, (height, width) int64.
 
     It is shown whole, its shorter side ``size`` pixels, and logits are resized back to its own size.
     """
@@ -572,7 +572,7 @@ class SegmentationFolder:
             )
 
     def config(self) -> SegmentationConfig:
-        """The configuration of the run; BadInputError if the folder holds none."""
+        """Return the configuration of the run; BadInputError if the folder holds none."""
         try:
             about: dict[str, Any] = json.loads(read_file(self.manifest, LARGEST_MANIFEST))
             if about.get("kind") == KIND:
@@ -651,7 +651,7 @@ def learning_rate_factor(recipe: SegmentationRecipe, done: int) -> float:
 
 
 def trained_network(folder: SegmentationFolder) -> UperNet:
-    """The network with the last weights of a run.
+    """Return the network with the last weights of a run.
 
     Raises:
         BadInputError: If the folder holds no such run.
@@ -682,7 +682,7 @@ def _groups(network: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 
 def _batches(config: SegmentationConfig, scenes: Scenes, done: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """What is left of the training."""
+    """Return what is left of the training."""
     crops, steps = Crops(scenes, config.recipe, config.seed), range(done, config.recipe.iterations)
     # A generator of its own: the loader would draw from the global one.
     loader = DataLoader(

@@ -95,7 +95,7 @@ def _feature(chosen: Selection) -> Iterator[dict[str, Any]]:
 def _recovered(
     scenario: Scenario, batch: Sequence[LabelledPicture], wanted: Sequence[int]
 ) -> tuple[list[float], float]:
-    """What the closed form scores on wanted pictures, best first, and its seconds."""
+    """Return what the closed form scores on wanted pictures, best first, and its seconds."""
     made = scenario.exchange(batch)
     adversary = Adversary(_sent(scenario, made), scenario.threat, SEED)
     (made_of_it,), seconds = timed(

@@ -105,7 +105,7 @@ def certificates(
 
 
 def attacked(exchange: Exchange, network: VitClassifier, *, seconds_allowed: float) -> dict[str, Any]:
-    """What the attack says of one upload, and the truth: ``worst_patch`` and PSNR in dB, of ``mjp_prior`` as well."""
+    """Compare what an attack states with the truth: ``worst_patch``, PSNR in dB, and that of ``mjp_prior``."""
     made, prior = (
         attack.run([exchange.upload], network, ThreatModel(), generator=torch_generator(0, "mjp_span"))[0]
         for attack in (MjpSpan({"seconds": seconds_allowed}), MjpPrior())
@@ -134,7 +134,7 @@ def worst_patch(made: Reconstruction, batch: PrivateBatch, patch_size: int) -> f
 
 
 def summary(rows: pd.DataFrame) -> str:
-    """A table: one line per model, weights and ratio."""
+    """Build a table: one line per model, weights and ratio."""
     lines = [
         "| model | weights | mask ratio | n | content certified | wrong | in order | PSNR | mjp_prior | s | longest |",
         "|---|---|---|---|---|---|---|---|---|---|---|",

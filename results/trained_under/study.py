@@ -104,7 +104,7 @@ def read_run(folder: Path, seed: int, partition: str, defence: str) -> Run:
 
 
 def rows_by_weights(output: Path, about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """What an earlier call wrote with the same battery and pictures; BadInputError if it had others or does not say."""
+    """Read what an earlier call wrote; refuse rows of another battery or of other pictures."""
     if not (output / TRIALS).exists():
         return {}
     said = json.loads((output / "manifest.json").read_text())
@@ -136,7 +136,7 @@ def rows_of(
     searches: Sequence[AttackConfig],
     searched: int,
 ) -> Iterator[dict[str, Any]]:
-    """What every attack makes of the upload of each picture; searches of the first, if they know the defence."""
+    """Return what every attack makes of the upload of each picture; searches of the first, if they know the defence."""
     network = build_vit(scenario.network)
     setting = Setting.C if scenario.pipeline.shuffles else Setting.A
     applied: dict[str, AttackConfig] = {}
@@ -157,7 +157,7 @@ def rows_of(
 def scored(
     scenario: Scenario, attack: AttackConfig, exchange: Exchange, network: VitClassifier, setting: Setting
 ) -> dict[str, Any]:
-    """The score of one picture, or why the attack on it broke off."""
+    """Return the score of one picture, or why the attack on it broke off."""
     about = {"picture": exchange.private.pictures[0], "picture_sha256": exchange.private.sha256(0)}
     try:
         disclosed = facade.attack(attack.name, exchange.upload, scenario, options=attack.options, model=network)

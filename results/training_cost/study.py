@@ -67,7 +67,7 @@ def main(
 
 
 def rows(data: str, runs: Path, asked_for: Iterable[tuple[int, str, str]]) -> Iterator[dict[str, Any]]:
-    """A row per run: of a seed, a partition and a defence."""
+    """Build a row per run: of a seed, a partition and a defence."""
     for seed, scheme, defence in asked_for:
         asked = scenario_of(data, scheme, defence, seed)
         name = name_of(asked, scheme)
@@ -87,13 +87,13 @@ def rows(data: str, runs: Path, asked_for: Iterable[tuple[int, str, str]]) -> It
 
 
 def name_of(asked: TrainingScenario, scheme: str) -> str:
-    """The folder of a run."""
+    """Return the folder of a run."""
     label = pipeline_of(asked.defences).label.replace(":", "-").replace("=", "-")
     return f"{scheme}-{label}-{asked.seed}"
 
 
 def scenario_of(data: str, scheme: str, defence: str, seed: int) -> TrainingScenario:
-    """The federation of the configuration, under one defence or none."""
+    """Return the federation of the configuration, under one defence or none."""
     values = dict(read_yaml(CONFIG)[1])
     training = {name: values.pop(name) for name in list(values) if name in Training.model_fields}
     training["partition"] = {**training["partition"], "scheme": scheme}

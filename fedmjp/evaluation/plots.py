@@ -1,8 +1,9 @@
-"""How fast runs come to their accuracy: Top-1 against epochs or rounds, as in MJP's Fig. 6."""
+"""Top-1 of runs against epochs or rounds, as in MJP's Fig. 6, and the style of all line plots."""
 
 from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
@@ -10,16 +11,34 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedmjp.errors import BadInputError
-from fedmjp.evaluation.style import COLOURS, MARKERS, STYLE
 from fedmjp.training.run_folder import TrainingFolder
 
+# Okabe and Ito's colours that can be told from white, with markers for those who cannot tell the colours.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+STYLE: Any = {
+    "font.size": 12,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+}
 TOP1 = "top1"
 SIZE_INCHES = (8.0, 5.0)
 MARKS = 10  # on a line at most
 
 
-def history_of(folder: Path) -> pd.DataFrame:
-    """The history of a run: epochs or rounds first; BadInputError if it has none with an accuracy."""
+def read_history(folder: Path) -> pd.DataFrame:
+    """Read the history of a training run, with epochs or rounds in the first column.
+
+    Args:
+        folder: Of the run.
+
+    Raises:
+        BadInputError: If it has no history with an accuracy.
+    """
     if not folder.is_dir():
         raise BadInputError(f"there is no folder {folder}")
     path = TrainingFolder(folder).history
@@ -34,8 +53,15 @@ def history_of(folder: Path) -> pd.DataFrame:
     return rows
 
 
-def convergence(histories: Mapping[str, pd.DataFrame]) -> Figure:
-    """A line for each run; BadInputError if some count epochs and others rounds."""
+def draw_convergence(histories: Mapping[str, pd.DataFrame]) -> Figure:
+    """Draw a line of Top-1 for each run.
+
+    Args:
+        histories: By name of the run.
+
+    Raises:
+        BadInputError: If some count epochs and others rounds.
+    """
     counters = {name: str(rows.columns[0]) for name, rows in histories.items()}
     first = next(iter(counters))
     for name, counter in counters.items():
