@@ -89,7 +89,7 @@ def play(
     superlink: PrivateSuperLink,
     app: App,
     records: Records,
-    given: Mapping[str, Any],
+    settings: Mapping[str, Any],
     *,
     limit: float,
     run_config: Sequence[str] = (),
@@ -100,7 +100,7 @@ def play(
         superlink: That runs it.
         app: The app.
         records: Where everything goes that is seen.
-        given: ``rounds``, ``stand_in``, ``pictures`` of the probe.
+        settings: ``rounds``, ``stand_in``, ``pictures`` of the probe.
         limit: Seconds, after which it is stopped.
         run_config: ``KEY=VALUE`` of the app's run config.
     """
@@ -112,7 +112,13 @@ def play(
         shutil.rmtree(records.root, ignore_errors=True)
         for folder in (records.server, records.evaluator):
             folder.mkdir(parents=True)
-        shared = {**given, "clients": clients, "waiting": waiting, "literals": app.literals, "enlarges": app.enlarges}
+        shared = {
+            **settings,
+            "clients": clients,
+            "waiting": waiting,
+            "literals": app.literals,
+            "enlarges": app.enlarges,
+        }
         copy = copy_with_probe(
             app,
             records.root / "app" / "audited",
@@ -216,17 +222,17 @@ def _started(
 def said_of(where: str, chain: Sequence[Mapping[str, str]]) -> str:
     """A line about an error and its causes: a missing import, the network, a GPU, or what it says itself."""
     error = chain[0]
-    said = f"{error['type']}: {one_line(error['text'])}" if error["text"] else error["type"]
+    description = f"{error['type']}: {one_line(error['text'])}" if error["text"] else error["type"]
     everything = " ".join(f"{link['type']} {link['text']}" for link in chain)
     for link in chain:
         if link["type"] in ("ModuleNotFoundError", "ImportError"):
             missing = one_line(PLACE.sub("", link["text"]))
             return f"the app does not install here: its {where} imports what is missing, {missing}"
     if NETWORK.search(everything):
-        return f"the app needs the network ({where}: {said}); --stand-in replaces data sets and weights"
+        return f"the app needs the network ({where}: {description}); --stand-in replaces data sets and weights"
     if GPU.search(everything):
-        return f"the app needs a GPU ({where}: {said})"
-    return f"the app fails ({where}: {said})"
+        return f"the app needs a GPU ({where}: {description})"
+    return f"the app fails ({where}: {description})"
 
 
 def one_line(text: str) -> str:
