@@ -198,6 +198,7 @@ class RunConfig(Config):
     evaluator_folder: str = ""  # where clients leave what is behind them
     upload_tensors: Names = ()  # the only tensors of each upload that are kept; empty keeps all
     output_folder: str = ""  # where the server of a training run leaves history and weights
+    events_file: str = ""  # to which the server's app appends its events, a JSON line each
     partition_file: str = ""  # which pictures each client of a training run has
     share_sizes: Numbers = ()  # how many each has: where they are given, no client can claim more
     class_names: str = ""  # a JSON list in the order of the labels, by which everybody's classes are checked

@@ -160,7 +160,7 @@ SERVERS: Registry[type[Modification]] = Registry(
         "class_fishing": "fedmjp.server.modifications.class_fishing:ClassFishing",
         "feature_fishing": "fedmjp.server.modifications.feature_fishing:FeatureFishing",
         "suppression": "fedmjp.server.modifications.suppression:Suppression",
-        "token_imprint": "fedmjp.server.modifications.token_imprint:TokenImprint",
+        "token_imprint": "fedmjp.server.modifications.token_imprint:TokenImprintServer",
     },
     entry_points="fedmjp.servers",
 )

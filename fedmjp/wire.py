@@ -9,8 +9,7 @@ EXAMPLES = "num-examples"  # Flower's name: what a mean over clients is weighted
 CORRECT, UNDECIDED, LOSS = "correct", "undecided", "loss"  # of an evaluation at a site, beside its examples
 COUNTS = (EXAMPLES, "pictures", "skipped")
 REPORTED = (*COUNTS, "loss", "learning-rate", "seconds", "upload-seconds")  # metrics of every reply in training
-# The server's last line in its log: its error, or that it had none.
-FAILED, PLAYED = "[FAILED] ", "[PLAYED] all rounds"
+EVENTS = "events.jsonl"  # in a run's folder: what the server's app says of its progress, an event a line
 REFUSED = 1000  # the code of a client's refusal; Flower leaves codes from here on to apps
 
 

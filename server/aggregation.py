@@ -232,16 +232,16 @@ def _pieces(sizes: Mapping[str, int], at_once: int | None) -> Iterator[dict[str,
     """Cut tensors into batches of slices that hold ``at_once`` values at most; None puts all into a single batch."""
     room = at_once or sum(sizes.values())
     batch: dict[str, slice] = {}
-    left = room
+    free = room
     for name, size in sizes.items():
         first = 0
         while first < size:
-            batch[name] = slice(first, min(size, first + left))
-            left -= batch[name].stop - first
+            batch[name] = slice(first, min(size, first + free))
+            free -= batch[name].stop - first
             first = batch[name].stop
-            if not left:
+            if not free:
                 yield batch
-                batch, left = {}, room
+                batch, free = {}, room
     if batch:
         yield batch
 

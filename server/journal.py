@@ -58,34 +58,34 @@ class Journal:
             CheckpointError: If it is of another configuration.
         """
         state = load_state(self._folder.state, config=self._scenario.digest_of_run())
-        done = 0
+        rounds = 0
         if state is not None:
-            done, weights = int(state["round"]), state["weights"]
+            rounds, weights = int(state["round"]), state["weights"]
             aggregator.load_state(state["strategy"])
-        self._history.keep_until(done)
-        RefusalFile.of_run(self._folder.root).keep_until(done)
-        for server_round in range(1, done + 1):
+        self._history.keep_until(rounds)
+        RefusalFile.of_run(self._folder.root).keep_until(rounds)
+        for server_round in range(1, rounds + 1):
             self._uploads.update(self._scenario.participants(server_round))
-        return done, weights
+        return rounds, weights
 
     def seconds(self) -> list[float]:
         """Return the seconds that each former round took."""
         rows = self._history.rows()
         return [float(seconds) for seconds in rows["seconds"]] if len(rows) else []
 
-    def spoilt(self, weights: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> str | None:
-        """Return the reason why a step spoils the model, in one line; None if it does not.
+    def describe_damage(self, weights: Mapping[str, Tensor], weights_before: Mapping[str, Tensor]) -> str | None:
+        """Describe how a step spoils the model, in one line; None if it does not.
 
         Args:
             weights: The state after the step.
-            before: The state that it left.
+            weights_before: The state before it.
         """
         accuracy, guess = self._validation.accuracy(weights), math.log(self._scenario.model.classes)
         if accuracy.undecided:
             return f"the step leaves {accuracy.undecided} validation pictures without finite logits; weights stay"
         if accuracy.loss <= WORSE * guess:
             return None
-        former, chance = self._validation.accuracy(before), 1 / self._scenario.model.classes
+        former, chance = self._validation.accuracy(weights_before), 1 / self._scenario.model.classes
         if accuracy.loss <= WORSE * former.loss or accuracy.top1 - chance > (former.top1 - chance) / 2:
             return None
         return (
@@ -100,8 +100,8 @@ class Journal:
         refused: int,
         seconds: float,
         weights: Mapping[str, Tensor],
-    ) -> None:
-        """Add a round to the history.
+    ) -> Mapping[str, Value]:
+        """Add a round to the history and return its row.
 
         Args:
             server_round: Number of the round, from 1.
@@ -115,25 +115,25 @@ class Journal:
         spent = pipeline.spent(max(self._uploads.values()))
         accuracy = self._validation.accuracy(weights)
         reported = [_plausible(report) for report in metrics]
-        self._history.append(
-            {
-                "round": server_round,
-                "loss": _mean(reported, "loss"),
-                "validation_loss": accuracy.loss,
-                "top1": accuracy.top1,
-                "learning_rate": _mean(reported, "learning-rate"),
-                "clients": len(reported) * pipeline.clients,
-                "refused": refused,
-                "skipped": _sum(reported, "skipped"),
-                "pictures": _sum(reported, "pictures"),
-                "validation_pictures": accuracy.total,
-                "seconds": seconds,
-                "images_per_second": _sum(reported, "pictures") / seconds,
-                "upload_bytes": self._uploaded * pipeline.bits / 8,
-                "upload_seconds": _mean(reported, "upload-seconds"),
-                "epsilon": None if spent is None else spent.epsilon,
-            }
-        )
+        row: dict[str, Value] = {
+            "round": server_round,
+            "loss": _mean(reported, "loss"),
+            "validation_loss": accuracy.loss,
+            "top1": accuracy.top1,
+            "learning_rate": _mean(reported, "learning-rate"),
+            "clients": len(reported) * pipeline.clients,
+            "refused": refused,
+            "skipped": _sum(reported, "skipped"),
+            "pictures": _sum(reported, "pictures"),
+            "validation_pictures": accuracy.total,
+            "seconds": seconds,
+            "images_per_second": _sum(reported, "pictures") / seconds,
+            "upload_bytes": self._uploaded * pipeline.bits / 8,
+            "upload_seconds": _mean(reported, "upload-seconds"),
+            "epsilon": None if spent is None else spent.epsilon,
+        }
+        self._history.append(row)
+        return row
 
     def keep(self, server_round: int, weights: Mapping[str, Tensor], aggregator: Aggregator) -> None:
         """Write a checkpoint where it is due.

@@ -22,6 +22,7 @@ from fedmjp.scenario import FEWEST_ROBUST, AnyScenario, TrainingScenario
 from fedmjp.server.aggregation import Aggregator
 from fedmjp.server.changing import Group, WeightChanges
 from fedmjp.server.cohort import UpdatePart, bound_examples, find_long_updates, measure_parts
+from fedmjp.server.events import EventFile
 from fedmjp.server.journal import Journal
 from fedmjp.server.patience import START, Patience
 from fedmjp.server.refusals import Refusal, RefusalFile
@@ -33,6 +34,7 @@ from fedmjp.server.site_validation import SiteValidation
 from fedmjp.server.tap import UploadTap
 from fedmjp.server.uploads import UploadFolder
 from fedmjp.server.validation import Validation
+from fedmjp.training.history import Value
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.wire import ARRAYS, BUFFERS, EXAMPLES, REPORTED, uploads_folder
 
@@ -66,6 +68,7 @@ class Federation:
         validation: Validation | None = None,
     ) -> None:
         self._grid, self._scenario, self._run, self._index = grid, scenario, run, index
+        self._events = EventFile.of_run(run)
         model = build(scenario.network)
         self._weights: dict[str, Tensor] = {name: value.clone() for name, value in model.state_dict().items()}
         self._changes = WeightChanges(scenario, model)
@@ -97,6 +100,7 @@ class Federation:
         gc.freeze()  # what is there by now stays: to look through it after every few updates would take long
         try:
             for server_round in range(self._done + 1, self._scenario.rounds + 1):
+                self._events.add("round begun", scenario=self._scenario.label, round=server_round)
                 self._round(server_round)
                 log(INFO, "[ROUND %s/%s] done", server_round, self._scenario.rounds)
         finally:
@@ -107,7 +111,8 @@ class Federation:
     def _validation(self, model: Classifier, training: Training) -> Validation | SiteValidation:
         if training.validation == "sites":
             return SiteValidation(self._grid, self._roster, self._aggregator.records, self._index, self._patience)
-        return Validation(model, self._scenario, training.recipe, self._run.classes)
+        classes, tell = self._run.classes, lambda reason: self._events.add("picture skipped", reason=reason)
+        return Validation(model, self._scenario, training.recipe, classes, tell)
 
     def _round(self, server_round: int) -> None:
         started = time.perf_counter()
@@ -118,17 +123,20 @@ class Federation:
         self._shelf.clear()
         seconds = time.perf_counter() - started
         self._patience.learn(seconds)
+        clients = len(updates) * self._scenario.pipeline.clients
+        figures: Mapping[str, Value] = {"clients": clients, "refused": refused, "seconds": seconds}
         if self._journal is not None:
             metrics = [update.metrics for update in updates]
-            self._journal.write(server_round, metrics, refused, seconds, self._weights)
+            figures = self._journal.write(server_round, metrics, refused, seconds, self._weights)
             self._journal.keep(server_round, self._weights, self._aggregator)
+        self._events.add("round done", **{"scenario": self._scenario.label, "round": server_round, **figures})
 
     def _step(self, server_round: int, updates: Sequence[StoredUpdate]) -> None:
         """Take the step that updates lead to, unless it spoils the model: then the last good weights stay."""
         stepped = self._aggregator.aggregate(server_round, self._weights, updates)
         if stepped is None:
             self._refuse([Refusal(server_round, None, OVERFLOW)])
-        elif self._journal is not None and (reason := self._journal.spoilt(stepped, self._weights)):
+        elif self._journal is not None and (reason := self._journal.describe_damage(stepped, self._weights)):
             self._aggregator.undo()
             self._refuse([Refusal(server_round, None, reason)])
         else:
@@ -142,26 +150,26 @@ class Federation:
         nodes, left_out = self._roster.nodes(self._patience.seconds)
         self._refuse([Refusal(server_round, None, reason) for reason in left_out])
         sent = self._aggregator.records(self._weights)
-        size, chosen = self._scenario.pipeline.clients, self._scenario.participants(server_round)
-        groups = [tuple(chosen[first : first + size]) for first in range(0, len(chosen), size)]
+        size, participants = self._scenario.pipeline.clients, self._scenario.participants(server_round)
+        groups = [tuple(participants[first : first + size]) for first in range(0, len(participants), size)]
         present = [group for group in groups if all(client in nodes for client in group)]
-        asked = {nodes[client]: client for group in present for client in group}
-        messages = self._aggregator.messages(server_round, sent, list(asked), scenario=self._index)
+        client_of = {nodes[client]: client for group in present for client in group}
+        messages = self._aggregator.messages(server_round, sent, list(client_of), scenario=self._index)
         self._changes.change(server_round, self._weights, messages, present)
         reasons = {group: self._patience.refusal if group in present else "is not connected" for group in groups}
         first_of = {group[0]: group for group in present}
-        kept: dict[Group, StoredUpdate] = {}
+        updates: dict[Group, StoredUpdate] = {}
         parts: dict[Group, list[UpdatePart]] = {}
-        for client, reply in self._replies(server_round, messages, sent, asked):
+        for client, reply in self._replies(server_round, messages, sent, client_of):
             group = first_of[client]
             if reply.has_error():
                 reasons[group] = reply.error.reason or "no reason given"
                 continue
             del reasons[group]
-            kept[group] = self._shelf.keep(reply, self._read_again)
+            updates[group] = self._shelf.keep(reply, self._read_again)
             if self._scenario.training is not None:
                 parts[group] = measure_parts(reply, sent)
-        in_order = {group: kept[group] for group in groups if group in kept}
+        in_order = {group: updates[group] for group in groups if group in updates}
         reasons |= self._compare(server_round, in_order, parts)
         for (client, *_), reason in reasons.items():
             log(INFO, "round %s: client %s refused: %s", server_round, client, reason)
@@ -171,16 +179,16 @@ class Federation:
         return list(used.values()), len(reasons)
 
     def _compare(
-        self, server_round: int, kept: Mapping[Group, StoredUpdate], parts: Mapping[Group, Sequence[UpdatePart]]
+        self, server_round: int, updates: Mapping[Group, StoredUpdate], parts: Mapping[Group, Sequence[UpdatePart]]
     ) -> dict[Group, str]:
         """Find the updates of a training round that are out of proportion; bound the numbers of pictures as well."""
         training = self._scenario.training
         if training is None or self._changes.in_round(server_round):
             return {}
         if training.update == "delta" and not self._run.share_sizes:
-            for group, count in bound_examples({group: update.metrics for group, update in kept.items()}).items():
+            for group, count in bound_examples({group: update.metrics for group, update in updates.items()}).items():
                 log(INFO, "round %s: client %s said %s pictures, which count less", server_round, group[0], count)
-        return find_long_updates({group: parts[group] for group in kept}, training.max_norm)
+        return find_long_updates({group: parts[group] for group in updates}, training.max_norm)
 
     def _require_quorum(self, server_round: int, used: int, refused: int) -> None:
         """Raise QuorumError where too few updates of a training round can be used: it would count for nothing."""
@@ -188,16 +196,16 @@ class Federation:
         if training is None:
             return
         if used < training.quorum * (used + refused):
-            wanted = f"quorum={training.quorum:g} asks for more"
+            demand = f"quorum={training.quorum:g} asks for more"
         elif training.robust and used < FEWEST_ROBUST:
             # Of fewer nobody is outvoted, whatever the quorum: the step could be a hostile client's own.
-            wanted = f"strategy {training.strategy} takes {FEWEST_ROBUST}"
+            demand = f"strategy {training.strategy} takes {FEWEST_ROBUST}"
         else:
             return
         reasons = [refusal.reason for refusal in self._refused if refusal.round == server_round]
         raise QuorumError(
             f"in round {server_round} {used} of {used + refused} clients gave an update that can be used, and "
-            f"{wanted}; the last one: {reasons[-1]}"
+            f"{demand}; the last one: {reasons[-1]}"
         )
 
     def _replies(
@@ -205,7 +213,7 @@ class Federation:
         server_round: int,
         messages: Sequence[Message],
         sent: Mapping[str, ArrayRecord],
-        asked: Mapping[int, int],
+        client_of: Mapping[int, int],
     ) -> Iterator[tuple[int, Message]]:
         """Yield clients and their answers as they come, after screening, the sum and the tap.
 
@@ -215,14 +223,14 @@ class Federation:
         reported = (EXAMPLES,) if self._journal is None else REPORTED
 
         def check(node: int, reply: Message) -> str | None:
-            return refusal(reply, expected, self._most_examples(asked[node]), reported)
+            return refusal(reply, expected, self._most_examples(client_of[node]), reported)
 
-        number, folder = asked.__getitem__, self._folder(server_round)
+        number, folder = client_of.__getitem__, self._folder(server_round)
         screened = screen(messages, self._grid.send_and_receive(messages, timeout=self._patience.seconds), check)
         replies = sum_groups(messages, screened, self._scenario.pipeline.clients, number)
-        tap = UploadTap(self._grid, folder, self._scenario.threat.update, done=server_round - 1, number=number)
+        tap = UploadTap(self._grid, folder, self._scenario.threat.update, rounds=server_round - 1, number=number)
         tap.record_sent(messages)
-        clients = {message.metadata.message_id: asked[message.metadata.dst_node_id] for message in messages}
+        clients = {message.metadata.message_id: client_of[message.metadata.dst_node_id] for message in messages}
         for reply in replies:
             if not reply.has_error():
                 tap.record_replies([reply])
@@ -234,6 +242,8 @@ class Federation:
 
     def _refuse(self, refused: Sequence[Refusal]) -> None:
         self._refused += refused
+        for entry in refused:
+            self._events.add("update refused", **entry._asdict())
         if self._refusals is not None:
             self._refusals.add(list(refused))
 

@@ -78,7 +78,12 @@ class PatientGrid:
         return getattr(self._grid, name)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        """Send, then give each reply once it is here; wait for all at most as long as ``timeout`` says."""
+        """Send messages and yield each reply as it comes.
+
+        Args:
+            messages: Those of a round.
+            timeout: Seconds to wait for all replies; None waits for a day.
+        """
         return self._replies(set(self._grid.push_messages(messages)), timeout)
 
     def _replies(self, waiting: set[str], timeout: float | None) -> Iterator[Message]:
@@ -88,8 +93,8 @@ class PatientGrid:
         while waiting and self._clock() - began < limit:
             for reply in self._arrived(waiting):
                 waiting.discard(reply.metadata.reply_to_message_id)
-                before, answered = answered, answered + (not reply.has_error())
-                if self._hurried and before < half <= answered:
+                former, answered = answered, answered + (not reply.has_error())
+                if self._hurried and former < half <= answered:
                     limit = min(deadline, max(LEAST, TIMES * (self._clock() - began)))
                 yield reply
             if waiting:

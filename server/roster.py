@@ -40,15 +40,15 @@ class Roster:
         Raises:
             FederationError: If no client can say which one it is; QuorumError if they do not come, or none answers.
         """
-        deadline, before = time.monotonic() + patience, -1
-        while (there := len(list(self.grid.get_node_ids()))) < self.clients:
-            if there != before:
-                log(INFO, "%s of %s clients are there", there, self.clients)
-            before = there
+        deadline, former = time.monotonic() + patience, -1
+        while (present := len(list(self.grid.get_node_ids()))) < self.clients:
+            if present != former:
+                log(INFO, "%s of %s clients are there", present, self.clients)
+            former = present
             if time.monotonic() > deadline:
-                if there >= (self.clients if fewest is None else fewest):
+                if present >= (self.clients if fewest is None else fewest):
                     break
-                raise QuorumError(f"{there} of {self.clients} clients came within {patience:g} seconds")
+                raise QuorumError(f"{present} of {self.clients} clients came within {patience:g} seconds")
             time.sleep(POLL_SECONDS)
         self._nodes, reasons = self._ask(patience)
         if reasons and not self._nodes:

@@ -76,39 +76,41 @@ class SiteValidation:
                 answers[reply.metadata.src_node_id] = reply.content.metric_records[METRICS]
         if not answers:
             raise FederationError(f"no site can measure Top-1 on pictures of its own: {reason}")
-        return combined(answers)
+        return combine_accuracies(answers)
 
 
-def combined(answers: Mapping[int, MetricRecord]) -> Accuracy:
+def combine_accuracies(answers: Mapping[int, MetricRecord]) -> Accuracy:
     """Combine the accuracy of several sites: Top-1 weighted by numbers of pictures, and the median loss.
 
     Args:
         answers: Metrics by site; their numbers of pictures are bounded in place.
     """
-    claimed = {site: _value(told, EXAMPLES) for site, told in answers.items()}
+    claimed = {site: _value(metrics, EXAMPLES) for site, metrics in answers.items()}
     bound_examples(answers)
-    counts = {site: _value(told, EXAMPLES) for site, told in answers.items()}
+    counts = {site: _value(metrics, EXAMPLES) for site, metrics in answers.items()}
 
-    def scaled(name: str) -> int:
-        return round(sum(counts[site] / claimed[site] * _value(told, name) for site, told in answers.items()))
+    def scale(name: str) -> int:
+        return round(sum(counts[site] / claimed[site] * _value(metrics, name) for site, metrics in answers.items()))
 
-    loss = median_low(_value(told, LOSS) for told in answers.values())
-    return Accuracy(scaled(CORRECT), round(sum(counts.values())), loss, scaled(UNDECIDED))
+    loss = median_low(_value(metrics, LOSS) for metrics in answers.values())
+    return Accuracy(scale(CORRECT), round(sum(counts.values())), loss, scale(UNDECIDED))
 
 
 def _problem(reply: Message) -> str | None:
     """Return the reason why an answer cannot be used, in one line; None if it can."""
     if reply.has_error():
         return last_line(reply.error.reason or "")
-    told = reply.content.metric_records.get(METRICS)
-    if set(reply.content) != {METRICS} or told is None or set(told) != REPORTED:
+    metrics = reply.content.metric_records.get(METRICS)
+    if set(reply.content) != {METRICS} or metrics is None or set(metrics) != REPORTED:
         return "its answer is no evaluation"
-    if not all(plausible(value) for value in told.values()):
+    if not all(plausible(value) for value in metrics.values()):
         return "it reports numbers that cannot be"
-    if _value(told, EXAMPLES) < 1 or _value(told, CORRECT) + _value(told, UNDECIDED) > _value(told, EXAMPLES):
+    if _value(metrics, EXAMPLES) < 1 or _value(metrics, CORRECT) + _value(metrics, UNDECIDED) > _value(
+        metrics, EXAMPLES
+    ):
         return "it counts more pictures than it has"
     return None
 
 
-def _value(told: MetricRecord, name: str) -> float:
-    return float(cast(float, told[name]))
+def _value(metrics: MetricRecord, name: str) -> float:
+    return float(cast(float, metrics[name]))

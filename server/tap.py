@@ -34,7 +34,7 @@ class UploadTap:
         grid: The Grid that does the work.
         folder: Where uploads go; None records nothing.
         kind: What the clients were asked to send; None where that is not known, as in somebody's own app.
-        done: Rounds that were played before.
+        rounds: Rounds that were played before.
         number: A name for each node that is the same in every run.
     """
 
@@ -44,12 +44,12 @@ class UploadTap:
         folder: UploadFolder | None,
         kind: UpdateKind | None = None,
         *,
-        done: int = 0,
+        rounds: int = 0,
         number: Callable[[int], int] = lambda node: node,
     ) -> None:
         self._grid, self._kind, self._folder, self._number = grid, kind, folder, number
         self._sent: dict[str, _Sent] = {}
-        self._rounds = done
+        self._rounds = rounds
         self.failures: list[str] = []  # a line per reply that was an error or could not be an upload
 
     def __getattr__(self, name: str) -> Any:
@@ -103,7 +103,7 @@ class UploadTap:
         if self._folder is None or not training:
             return
         self._rounds += 1
-        kept: dict[int, tuple[str, Mapping[str, Tensor]]] = {}  # strategies put one content into all messages
+        contents: dict[int, tuple[str, Mapping[str, Tensor]]] = {}  # strategies put one content into all messages
         for message in training:
             try:
                 _only_arrays(message.content)
@@ -111,11 +111,11 @@ class UploadTap:
                 self.failures.append(f"server, round {self._rounds}: {error}")
                 continue
             content, node = message.content, self._number(message.metadata.dst_node_id)
-            if id(content) not in kept:
+            if id(content) not in contents:
                 records = content.array_records.values()
                 weights = {name: value for record in records for name, value in _tensors(record).items()}
-                kept[id(content)] = self._folder.keep_weights(weights), weights
-            self._sent[message.metadata.message_id] = _Sent(self._rounds, *kept[id(content)], node)
+                contents[id(content)] = self._folder.keep_weights(weights), weights
+            self._sent[message.metadata.message_id] = _Sent(self._rounds, *contents[id(content)], node)
 
     def record_replies(self, replies: Iterable[Message]) -> None:
         """Keep the uploads among replies to the messages that were recorded.
@@ -136,13 +136,13 @@ class UploadTap:
                 self.failures.append(f"client {reply.metadata.src_node_id}: {error}")
 
 
-def _upload(reply: Message, sent: _Sent, asked: UpdateKind | None) -> Upload:
+def _upload(reply: Message, sent: _Sent, stated: UpdateKind | None) -> Upload:
     metrics = next(iter(reply.content.metric_records.values()), MetricRecord())
     examples = metrics.get(EXAMPLES)
     tensors = _tensors(_only_arrays(reply.content))
     return Upload(
         tensors=tensors,
-        kind="weights" if are_weights(tensors, sent.weights) else asked or "unknown",
+        kind="weights" if are_weights(tensors, sent.weights) else stated or "unknown",
         num_examples=int(examples) if isinstance(examples, int | float) and math.isfinite(examples) else 0,
         server_round=sent.server_round,
         node=sent.node,

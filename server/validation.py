@@ -1,11 +1,9 @@
 """The server's evaluation on a public validation split: the only pictures that it opens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from logging import INFO
 
 import torch
-from flwr.common import log
 from torch import Tensor
 
 from fedmjp.data.datasets import open_dataset
@@ -23,6 +21,7 @@ class Validation:
         scenario: Names the data.
         recipe: How pictures are cropped and batched.
         class_names: Of the run, in the order of its labels; without them labels are taken as they are.
+        on_skipped: Called with the reason for every picture that cannot be read, once each.
 
     Raises:
         DataError: If there is no validation split, its labels do not fit the model, or it has a class that is not
@@ -30,12 +29,17 @@ class Validation:
     """
 
     def __init__(
-        self, model: Classifier, scenario: AnyScenario, recipe: Recipe, class_names: Sequence[str] = ()
+        self,
+        model: Classifier,
+        scenario: AnyScenario,
+        recipe: Recipe,
+        class_names: Sequence[str] = (),
+        on_skipped: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         self._model, self._recipe = model.to(torch.device(scenario.device)), recipe
         pictures = open_dataset(scenario.data, "validation", classes=scenario.model.classes)
         self._pictures = pictures.labelled_as(class_names) if class_names else pictures
-        self._on_skipped = cache(lambda reason: log(INFO, "[SKIPPED] %s", reason))
+        self._on_skipped = cache(on_skipped)
         self._measured: tuple[Mapping[str, Tensor], Accuracy] | None = None
 
     def accuracy(self, weights: Mapping[str, Tensor]) -> Accuracy:

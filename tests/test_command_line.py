@@ -5,8 +5,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import click
 import pytest
@@ -16,12 +14,11 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 import fedmjp
-from fedmjp.benchmarks.federation.simulation import _error, follow
 from fedmjp.benchmarks.running.engine import Engine
 from fedmjp.cli import app, main
 from fedmjp.cli.keys import SIMULATED, TRAINED
 from fedmjp.config import ModelConfig
-from fedmjp.errors import ConfigError, FederationError, out_of_memory
+from fedmjp.errors import ConfigError, out_of_memory
 from fedmjp.learning import Training
 from fedmjp.scenario import TrainingScenario
 from fedmjp.training.config import TrainingConfig
@@ -188,33 +185,5 @@ def test_a_quickstart_without_memory_says_so_in_one_sentence(
     assert capsys.readouterr().err.startswith("Error: out of memory: close other programs")
 
 
-def test_a_process_that_was_killed_is_told_plainly() -> None:
-    # As Flower's log had it when a client's process was killed with signal 9.
-    dead = (
-        "fedmjp.errors.FederationError: deit_tiny-mjp: client 1 in round 1: The actor is dead because its worker "
-        "process has died. Worker exit type: SYSTEM_ERROR Some common causes include: (1) the process was "
-        "killed by the OOM killer due to high memory usage, (2) ray stop --force was called"
-    )
-    assert _error(["INFO :  start", dead]).startswith("deit_tiny-mjp: client 1 in round 1: its process was killed, as")
-    assert "Ray" not in _error([dead])
-    # As it was when Ray's raylet was killed before and after its clients began, and when the server's app was.
-    unborn = "fedmjp.errors.FederationError: no client can answer: The actor never ran - it was cancelled before it"
-    assert _error([unborn]).startswith("no client can answer: its process was killed, as")
-    line = "the server's app ended without an error; the last line of its log: "
-    assert (
-        _error(["INFO :  start", "(raylet) store.cc:365: Disconnecting", " "])
-        == f"{line}(raylet) store.cc:365: Disconnecting"
-    )
-    assert _error(["ValueError: first", "RuntimeError: DefaultCPUAllocator: can't allocate memory"]).startswith(
-        "a client was out of memory: "
-    )
+def test_out_of_memory_is_known_by_its_words() -> None:
     assert not out_of_memory(ValueError("a memory of better days"))
-
-
-def test_a_superlink_that_was_killed_is_told_in_one_line() -> None:
-    def status(_run: str) -> str:
-        raise FederationError("Flower's words\n\nin several lines")
-
-    connection: Any = SimpleNamespace(log=lambda _run: iter(()), status=status)
-    with pytest.raises(FederationError, match=r"^the run's SuperLink does not answer any more$"):
-        follow(connection, "1", lambda _line: None)

@@ -5,7 +5,7 @@ import torch
 
 from fedmjp import provenance
 from fedmjp.benchmarks.federation import resources
-from fedmjp.benchmarks.federation.resources import clients_per_gpu, measured_step, resources_for, take_steps
+from fedmjp.benchmarks.federation.resources import clients_per_gpu, measure_step, resources_for, take_steps
 from fedmjp.errors import ConfigError
 from fedmjp.scenario import TrainingScenario
 from tests.federations import PLAIN, scenario_of
@@ -18,7 +18,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> None:
     """128 cores and 8 GPUs, on each of which three clients fit."""
     monkeypatch.setattr(provenance, "hardware", lambda: {"cores": 128})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    monkeypatch.setattr(resources, "measured_step", lambda _scenario: (H100 // 4, H100))
+    monkeypatch.setattr(resources, "measure_step", lambda _scenario: (H100 // 4, H100))
 
 
 @pytest.mark.usefixtures("server")
@@ -87,4 +87,4 @@ def test_the_steps_that_are_measured_are_those_of_a_client(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the steps succeed here")
 def test_a_trial_that_fails_ends_in_one_line() -> None:
     with pytest.raises(ConfigError, match="a trial step of a client failed on the GPU, see above"):
-        measured_step(scenario_of(device="cuda"))
+        measure_step(scenario_of(device="cuda"))

@@ -132,7 +132,7 @@ def test_the_tap_works_under_any_strategy(tmp_path: Path, strategy: Any) -> None
 
 def test_the_tap_counts_on_from_rounds_before_and_names_nodes(tmp_path: Path) -> None:
     folder = UploadFolder(tmp_path)
-    tap = UploadTap(Clients(), folder, "gradient", done=6, number={1: 0, 2: 1}.__getitem__)  # type: ignore[arg-type]
+    tap = UploadTap(Clients(), folder, "gradient", rounds=6, number={1: 0, 2: 1}.__getitem__)  # type: ignore[arg-type]
     tap.send_and_receive([training(node) for node in (1, 2)])
     assert [(upload.server_round, upload.node) for upload in folder.uploads()] == [(7, 0), (7, 1)]
 

@@ -29,7 +29,7 @@ from fedmjp.models.build import build
 from fedmjp.scenario import TrainingScenario, make_run_config
 from fedmjp.server.loop import Federation
 from fedmjp.server.roster import Roster, key_of
-from fedmjp.server.site_validation import combined
+from fedmjp.server.site_validation import combine_accuracies
 from fedmjp.training.run_folder import TrainingFolder
 from fedmjp.wire import CORRECT, EXAMPLES, LOSS, UNDECIDED
 from tests.federations import PLAIN, InProcess, pictures, scenario_of
@@ -89,8 +89,8 @@ def told(correct: float, examples: float, loss: float) -> MetricRecord:
 
 def test_one_site_that_lies_counts_little() -> None:
     honest = {1: told(30, 100, 2.0), 2: told(50, 100, 1.8)}
-    assert combined(dict(honest)).top1 == 0.4
-    lied = combined({**honest, 3: told(2**31, 2**31, 1e9)})
+    assert combine_accuracies(dict(honest)).top1 == 0.4
+    lied = combine_accuracies({**honest, 3: told(2**31, 2**31, 1e9)})
     assert (lied.total, lied.correct, lied.loss) == (500, 380, 2.0)
 
 

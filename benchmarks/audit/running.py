@@ -13,10 +13,12 @@ from typing import Any
 
 from fedmjp import provenance
 from fedmjp.benchmarks.audit.app import App, copy_with_probe
-from fedmjp.benchmarks.federation.simulation import ANSI, ERROR, Resources
+from fedmjp.benchmarks.federation.simulation import Resources
 from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp.errors import FederationError
 
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+ERROR = re.compile(r"^\s*[\w.]*(Error|Exception)\b: ")  # in the log of somebody else's app
 BUSY = "timed out during startup"
 TOO_BUSY = "Flower's simulation did not start within Ray's 30 s: this machine is too busy, run the audit again"
 STARTS = 3

@@ -14,11 +14,12 @@ from fedmjp.benchmarks.deployment.access import connect, read_public_key, requir
 from fedmjp.benchmarks.deployment.layout import Deployment
 from fedmjp.benchmarks.federation.bundle import as_toml, write_app
 from fedmjp.benchmarks.federation.connection import Connection
-from fedmjp.benchmarks.federation.simulation import failed_of, follow
+from fedmjp.benchmarks.federation.following import follow, join_errors
 from fedmjp.benchmarks.federation.training import draw_history, play_again, rounds_done, watch
 from fedmjp.clients.gate.policy import Policy
 from fedmjp.errors import ConfigError
 from fedmjp.scenario import TrainingScenario, make_run_config
+from fedmjp.server.events import Event, EventReader
 from fedmjp.server.roster import key_of
 from fedmjp.training.run_folder import TrainingFolder
 
@@ -58,6 +59,7 @@ def train_at_sites(
     run_config = make_run_config(
         [scenario],
         output_folder=str(folder.root.resolve()),
+        events_file=str(folder.events.resolve()),
         class_names=json.dumps(list(class_names)),
         node_keys=node_keys(deployment),
     )
@@ -67,10 +69,13 @@ def train_at_sites(
         require_welcome(deployment, flower.bundle_hash(app), scenario)
         path = work / "run-config.toml"
         path.write_text(as_toml(run_config.flat()), encoding="utf-8")
-        on_line = watch(folder, on_round, on_skipped)
-        play_again(
-            lambda: _play(deployment, connection, app, path, on_line), lambda: rounds_done(scenario, folder), on_again
-        )
+        on_event = watch(on_round, on_skipped)
+
+        def play() -> None:
+            events = EventReader(folder.events)  # before the app can write to it
+            _play(deployment, connection, connection.submit(app, path), events, on_event)
+
+        play_again(play, lambda: rounds_done(scenario, folder), on_again)
     finally:
         shutil.rmtree(work)
     draw_history(scenario, folder)
@@ -87,23 +92,22 @@ def node_keys(deployment: Deployment) -> tuple[str, ...]:
 
 
 def _play(
-    deployment: Deployment, connection: Connection, app: Path, run_config: Path, on_line: Callable[[str], None]
+    deployment: Deployment, connection: Connection, run: str, events: EventReader, on_event: Callable[[Event], None]
 ) -> None:
-    """Play the remaining rounds in one run of Flower.
+    """Follow a run of Flower, which plays the remaining rounds, to its end.
 
     Raises:
         FederationError: If the run fails; QuorumError for want of updates.
     """
-    run = connection.submit(app, run_config)
     try:
-        failure = follow(connection, run, on_line, patience=PATIENCE_SECONDS)
+        error = follow(connection, run, events, on_event, patience=PATIENCE_SECONDS)
     except BaseException:
         connection.ask("stop", run, connection.name, "--format", "json")
         raise
     finally:
         empty_database(deployment)
-    if failure:
-        raise failed_of("the run failed", [failure])
+    if error:
+        raise join_errors("the run failed", [error])
 
 
 def class_list(text: str) -> list[str]:

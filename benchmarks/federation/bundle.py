@@ -8,19 +8,24 @@ from pathlib import Path
 import fedmjp
 from fedmjp.config import RunConfig
 
-# What a federation does not run, and what people read, stay at home.
+# Code that no federation runs, and pages for people, stay at home.
 OMITTED = ("__pycache__", "benchmarks", "cli", "__main__.py", "*.md")
 
 
 def as_toml(values: Mapping[str, str | int | float | bool]) -> str:
-    """Scalars as TOML lines (their JSON spelling is TOML)."""
+    """Write scalars as TOML lines (their JSON spelling is TOML).
+
+    Args:
+        values: By key.
+    """
     return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
 
 
 def write_app(folder: Path) -> Path:
-    """Write the app that `flwr run` takes, the package and a pyproject.toml, into a folder that is made here.
+    """Write the app that `flwr run` takes, the package and a pyproject.toml, and return its folder.
 
-    Its name must be one that Flower accepts (letters, digits, hyphens).
+    Args:
+        folder: Made here; Flower accepts letters, digits and hyphens in its name.
     """
     source = Path(fedmjp.__file__).parent
     shutil.copytree(source, folder / "fedmjp", ignore=shutil.ignore_patterns(*OMITTED))

@@ -6,24 +6,20 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fedmjp.errors import FederationError
-from fedmjp.wire import FAILED, PLAYED
-
-# Seconds that a run's processes may take to end after the server's last word; one that hangs never does.
-GRACE = 60.0
 
 
 class Connection:
-    """Asks a SuperLink by Flower's command line.
+    """A way to ask a SuperLink, by Flower's command line.
 
     Args:
         home: Folder with Flower's config.toml, which holds the connection.
-        name: Of the connection there.
+        name: The connection's in that file.
     """
 
     def __init__(self, home: Path, name: str) -> None:
@@ -31,10 +27,12 @@ class Connection:
         self.environment = environment(home)
 
     def submit(self, app: Path, run_config: Path, federation_config: str | None = None) -> str:
-        """Start a run of an app's folder, with its run-config as a TOML file and the federation as `flwr run` takes it.
+        """Start a run of an app and return the run's identifier.
 
-        Returns:
-            The run's identifier.
+        Args:
+            app: The app's folder.
+            run_config: A TOML file.
+            federation_config: As `flwr run` takes it; None leaves the SuperLink's own.
 
         Raises:
             FederationError: If Flower refuses the app.
@@ -48,38 +46,61 @@ class Connection:
         return str(answer["run-id"])
 
     def log(self, run: str) -> Iterator[str]:
-        """The run's log, line by line, until the run ends, or should have ended after the server's last word."""
+        """Yield the lines of a run's log until the run ends.
+
+        Args:
+            run: Identifier of the run.
+        """
+        with self.streamed_log(run, subprocess.PIPE) as process:
+            assert process.stdout is not None  # noqa: S101 (a pipe was asked for)
+            for line in process.stdout:
+                yield line.decode(errors="replace").rstrip("\n")
+
+    @contextmanager
+    def streamed_log(self, run: str, output: IO[bytes] | int) -> Iterator["subprocess.Popen[bytes]"]:
+        """Start a process that writes a run's log and ends with the run; end it with the context.
+
+        Args:
+            run: Identifier of the run.
+            output: What it writes to, as ``subprocess`` takes it.
+        """
         with subprocess.Popen(
             [program("flwr"), "log", run, self.name, "--stream"],
             env=self.environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
         ) as process:
-            assert process.stdout is not None  # noqa: S101 (a pipe was asked for)
-            last = threading.Timer(GRACE, process.kill)
             try:
-                for line in process.stdout:
-                    yield line.rstrip("\n")
-                    if (FAILED in line or PLAYED in line) and not last.is_alive():
-                        last.start()
+                yield process
             finally:
-                last.cancel()
                 process.kill()
 
     def status(self, run: str) -> str:
-        """The run's status, such as "finished:completed" or "finished:failed"."""
+        """Return a run's status, such as "finished:completed" or "finished:failed".
+
+        Args:
+            run: Identifier of the run.
+
+        Raises:
+            FederationError: If Flower does not know the run.
+        """
         answer = self.ask("ls", self.name, "--run-id", run, "--format", "json")
         if not answer.get("runs"):
-            said = _one_line(answer.get("error-message", answer))
-            raise FederationError(f"Flower does not know the run any more: {said}")
+            reason = _one_line(answer.get("error-message", answer))
+            raise FederationError(f"Flower does not know the run any more: {reason}")
         return str(answer["runs"][0]["status"])
 
     def ask(self, *arguments: str) -> dict[str, Any]:
-        """What a command of `flwr` answers in JSON; FederationError if it answers something else."""
-        done = subprocess.run(
+        """Run a command of `flwr` and return its answer, which is JSON.
+
+        Args:
+            arguments: Of the command.
+
+        Raises:
+            FederationError: If it answers something else.
+        """
+        answered = subprocess.run(
             [program("flwr"), *arguments],
             check=False,
             env=self.environment,
@@ -88,19 +109,23 @@ class Connection:
             text=True,
         )
         try:
-            answer: dict[str, Any] = json.loads(done.stdout)
+            answer: dict[str, Any] = json.loads(answered.stdout)
         except json.JSONDecodeError:
-            said = _one_line(done.stderr or done.stdout) or "it printed nothing"
-            raise FederationError(f"flwr {arguments[0]} failed: {said}") from None
+            reason = _one_line(answered.stderr or answered.stdout) or "it printed nothing"
+            raise FederationError(f"flwr {arguments[0]} failed: {reason}") from None
         return answer
 
 
-def _one_line(said: object) -> str:
-    return " ".join(str(said).split())
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Of every program of Flower: its home, nothing told to anybody, nothing installed, nothing asked of a proxy."""
+    """Build the environment of Flower's programs: without telemetry, installations and proxies.
+
+    Args:
+        home: Flower's home folder.
+    """
     inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     return {
         **inherited,
@@ -119,16 +144,23 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def program(name: str) -> str:
-    """Where one of Flower's programs lies; FederationError if it is not installed."""
+    """Find one of Flower's programs.
+
+    Args:
+        name: Of the program.
+
+    Raises:
+        FederationError: If it is not installed.
+    """
     beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
+    path = str(beside) if beside.exists() else shutil.which(name)
+    if path is None:
         raise FederationError(f"the program {name!r} of the package flwr is not installed beside {sys.executable}")
-    return found
+    return path
 
 
 def free_port() -> int:
-    """A port of this machine that nobody uses now."""
+    """Find a port of this machine that nobody uses now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

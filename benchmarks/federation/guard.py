@@ -1,4 +1,4 @@
-"""Runs a SuperLink and makes sure that nothing of it outlives its owner, however the owner ends.
+"""A guard that runs a SuperLink and makes sure that nothing of it outlives its owner, however the owner ends.
 
 Started as ``python -m fedmjp.benchmarks.federation.guard HOME COMMAND...``. The owner holds the other end
 of standard input; when that closes (on purpose, by Ctrl-C or by kill -9), everything that inherited
@@ -30,7 +30,12 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main(home: Path, command: list[str]) -> None:
-    """Run ``command`` until it ends or standard input closes, then clean up."""
+    """Run a SuperLink until it ends or standard input closes, then clean up.
+
+    Args:
+        home: Its folder, which is removed.
+        command: That starts it.
+    """
     adopt_orphans()
     neutral = home / "empty"
     neutral.mkdir()
@@ -58,7 +63,11 @@ def main(home: Path, command: list[str]) -> None:
 
 
 def end(find: Callable[[], set[psutil.Process]]) -> None:
-    """Kill what is found until nobody is left: a process may have started another one a moment before it died."""
+    """Kill processes until there is none: one may have started another a moment before it died.
+
+    Args:
+        find: Finds those that live.
+    """
     while family := find():
         for process in family:
             try:
@@ -69,19 +78,26 @@ def end(find: Callable[[], set[psutil.Process]]) -> None:
 
 
 def end_abandoned(folder: Path) -> None:
-    """Stop what is left of SuperLinks with a home in this folder whose guard and owner were killed.
+    """Stop the processes of SuperLinks whose guard and owner were killed.
 
     A server's app trains on without them, and would write into the folder of a run that is gone on with.
+
+    Args:
+        folder: Holds the homes of SuperLinks.
     """
-    named = {_flower_home(process) or "" for process in psutil.process_iter()}
-    for home in [Path(name) for name in named if name.startswith(str(folder / PREFIX))]:
+    flower_homes = {_flower_home(process) or "" for process in psutil.process_iter()}
+    for home in [Path(name) for name in flower_homes if name.startswith(str(folder / PREFIX))]:
         if not any(_is_guard(process) for process in marked(home)):
             end(partial(marked, home))
             shutil.rmtree(home, ignore_errors=True)
 
 
 def marked(home: Path) -> set[psutil.Process]:
-    """Living processes that inherited the environment of the SuperLink with this home, and what they have started."""
+    """Find the living processes that inherited a SuperLink's environment, and those that they have started.
+
+    Args:
+        home: Of the SuperLink.
+    """
     heirs = [process for process in psutil.process_iter() if _flower_home(process) == str(home)]
     return {process for heir in heirs for process in (heir, *_below(heir)) if _is_alive(process)}
 
@@ -102,7 +118,7 @@ def _end_with_parent() -> None:
 
 
 def _superexec(superlink: int) -> psutil.Process | None:
-    """The process that starts the SuperLink's apps, once it is there."""
+    """Find the process that starts a SuperLink's apps; None before it runs."""
     try:
         return next((child for child in psutil.Process(superlink).children() if child.name() in SUPEREXEC), None)
     except psutil.NoSuchProcess:
@@ -115,7 +131,7 @@ def _owner_is_gone() -> bool:
 
 
 def _family(home: Path) -> set[psutil.Process]:
-    """Living descendants, and whoever else inherited the SuperLink's environment; not the guard."""
+    """Find the guard's living descendants, and whoever else inherited the SuperLink's environment."""
     guard = psutil.Process()
     return {process for process in marked(home) | set(_below(guard)) if _is_alive(process)} - {guard}
 

@@ -1,4 +1,4 @@
-"""What clients of a simulated training take of this machine: cores, and as much of a GPU as a step was measured to."""
+"""Resources of clients in a simulated training: cores, and the share of a GPU that a step was measured to take."""
 
 import math
 import multiprocessing
@@ -20,10 +20,14 @@ STEPS = 2  # the optimiser has its memory from the second one on
 
 
 def resources_for(scenario: TrainingScenario, *, gpus_per_client: float | None) -> Resources:
-    """As many clients at a time as there are cores, each with an equal share of them; on GPUs, as many as fit.
+    """Plan as many clients at a time as there are cores, or as fit on the GPUs; each gets an equal share of the cores.
+
+    Args:
+        scenario: Of the training.
+        gpus_per_client: Share of a GPU, or number of GPUs, that the user asks for; None measures it.
 
     Raises:
-        ConfigError: If a share was asked for that no GPU here can give, or none was and no client fits on one.
+        ConfigError: If no GPU here can give that share, or no client fits on one.
     """
     cores = provenance.hardware()["cores"]
     processes = min(cores, len(scenario.participants(1)))
@@ -33,7 +37,7 @@ def resources_for(scenario: TrainingScenario, *, gpus_per_client: float | None) 
         return Resources(scenario.clients, processes, cores // processes, 0)
     gpus = torch.cuda.device_count()
     if gpus_per_client is None:
-        processes = min(processes, gpus * clients_per_gpu(*measured_step(scenario), scenario))
+        processes = min(processes, gpus * clients_per_gpu(*measure_step(scenario), scenario))
         share = math.floor(SHARE_DIGITS / math.ceil(processes / gpus)) / SHARE_DIGITS
     elif 0 < gpus_per_client <= gpus:
         share = gpus_per_client
@@ -43,41 +47,53 @@ def resources_for(scenario: TrainingScenario, *, gpus_per_client: float | None) 
     return Resources(scenario.clients, processes, cores // processes, share)
 
 
-def clients_per_gpu(taken: int, memory: int, scenario: TrainingScenario) -> int:
-    """How many clients that take so many bytes fit into a GPU's; ConfigError if none does."""
-    fitting = int(USABLE * memory / taken)
+def clients_per_gpu(client_bytes: int, gpu_bytes: int, scenario: TrainingScenario) -> int:
+    """Count the clients that fit on a GPU.
+
+    Args:
+        client_bytes: Memory of a client.
+        gpu_bytes: Memory of a GPU.
+        scenario: Of the training; an error names its batch size.
+
+    Raises:
+        ConfigError: If none fits.
+    """
+    fitting = int(USABLE * gpu_bytes / client_bytes)
     if not fitting:
         recipe = scenario.training.recipe
         raise ConfigError(
-            f"a step of {recipe.at_once or recipe.batch_size} pictures takes {taken / 1e9:.1f} GB of a GPU's "
-            f"{memory / 1e9:.1f}: set recipe.at_once to fewer, or recipe.batch_size"
+            f"a step of {recipe.at_once or recipe.batch_size} pictures takes {client_bytes / 1e9:.1f} GB of a GPU's "
+            f"{gpu_bytes / 1e9:.1f}: set recipe.at_once to fewer, or recipe.batch_size"
         )
     return fitting
 
 
-def measured_step(scenario: TrainingScenario) -> tuple[int, int]:
-    """Bytes that a GPU has less after a client's first steps, and its bytes in all.
+def measure_step(scenario: TrainingScenario) -> tuple[int, int]:
+    """Measure the bytes that a client takes of a GPU, and return them with the GPU's bytes.
 
-    The steps are taken in a process of its own, which gives everything back; what others have taken counts as the
-    client's. Where memory does not suffice, one byte more is taken than there is.
+    The first steps are taken in a process of its own, which gives everything back; memory of other programs counts as
+    the client's. Where memory does not suffice, one byte more than the GPU has is returned.
+
+    Args:
+        scenario: Of the training.
 
     Raises:
         ConfigError: If the steps failed otherwise.
     """
     spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=_measure, args=(scenario, theirs), daemon=True)
+    receiver, sender = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=_measure, args=(scenario, sender), daemon=True)
     process.start()
-    theirs.close()
+    sender.close()
     try:
-        taken, memory = ours.recv()
+        client_bytes, gpu_bytes = receiver.recv()
     except EOFError:
         raise ConfigError(
             "a trial step of a client failed on the GPU, see above; --gpus-per-client does without it"
         ) from None
     finally:
         process.join()
-    return taken, memory
+    return client_bytes, gpu_bytes
 
 
 def _measure(scenario: TrainingScenario, answer: Connection) -> None:
@@ -91,7 +107,11 @@ def _measure(scenario: TrainingScenario, answer: Connection) -> None:
 
 
 def take_steps(scenario: TrainingScenario) -> None:
-    """Train on noise as a client does in its last epoch, in which all is done that its recipe and defences ask for."""
+    """Train on noise as a client does in its last epoch, when its recipe and defences are all at work.
+
+    Args:
+        scenario: Of the training.
+    """
     scenario, training = scenario.planned(STEPS), scenario.training
     recipe, network = training.recipe, scenario.network.model_copy(update={"weights": None})
     model = build(network, drop_path=recipe.drop_path).to(torch.device(scenario.device))

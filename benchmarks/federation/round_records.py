@@ -1,4 +1,4 @@
-"""The recorded rounds of a training run, described so that they can be attacked like any other recording."""
+"""Manifests of the recorded rounds of a training run, with which they are attacked like any other recording."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,10 +38,10 @@ def describe_records(scenario: TrainingScenario, records: Path, shares: Sequence
 def _localisation_weights(
     scenario: TrainingScenario, training: Training, server_round: int, shares: Sequence[int]
 ) -> dict[str, float]:
-    """Of the localisation loss in each client's gradient, where the server can compute what it adds.
+    """Compute the weight of the localisation loss in each client's gradient, where the server can compute that loss.
 
-    "pca" depends on what the client draws, masks of single pictures cannot be read off the gradient of several, and
-    what defences did to an update cannot be undone.
+    "pca" depends on the client's draws, masks of single pictures cannot be read off the gradient of several, and
+    a defence's change of an update cannot be undone.
     """
     recipe, puzzle, network = training.recipe, training.puzzle, scenario.network
     readable = recipe.batch_size == 1 or puzzle.masks == "batch" or not network.unknown_embedding
@@ -57,19 +57,25 @@ def _localisation_weights(
 
 
 def _manifest(scenario: TrainingScenario, training: Training, folder: RunFolder) -> dict[str, Any]:
-    recorded = recorded_as(scenario, training, uploads=folder.count())
+    recorded = describe_round(scenario, training, uploads=folder.count())
     pictures: dict[str, str] = {}
     for paths in folder.index(recorded).values():
         for path in paths:
             private, _ = folder.record(recorded, path)
             pictures |= {name: private.sha256(place) for place, name in enumerate(private.pictures)}
     about = {"kind": ROUND_OF_TRAINING, "scenarios": [published(recorded)], "pictures": pictures}
-    # What was uploaded is the change of the weights under this recipe, which is none of plain SGD.
+    # The upload is the change of the weights under this recipe, which is none of plain SGD.
     return about | ({} if training.update == "gradient" else {"recipe": training.recipe.model_dump(mode="json")})
 
 
-def recorded_as(scenario: TrainingScenario, training: Training, *, uploads: int) -> Scenario:
-    """A round of a training run as a scenario in which every client uploads one batch."""
+def describe_round(scenario: TrainingScenario, training: Training, *, uploads: int) -> Scenario:
+    """Describe a round of a training run as a scenario in which every client uploads one batch.
+
+    Args:
+        scenario: Of the training.
+        training: Its settings.
+        uploads: Number of uploads in the round.
+    """
     shared = ("model", "defences", "data", "labels_known", "seed", "device")
     size, gradients = training.recipe.batch_size, training.update == "gradient"
     return Scenario.parse(

@@ -27,7 +27,7 @@ START_SECONDS = 60
 
 
 class PrivateSuperLink(Connection):
-    """Context manager around the SuperLink process and everything that it starts.
+    """A context manager around the SuperLink process and everything that it starts.
 
     A guard process stands between (``fedmjp.benchmarks.federation.guard``): it stops the SuperLink when we
     leave the context, and also when we are killed; ``home`` is a folder for temporary files that goes with it.
@@ -58,9 +58,9 @@ class PrivateSuperLink(Connection):
         """Start a SuperNode of this SuperLink; it goes with it.
 
         Args:
-            command: What takes the arguments of ``flower-supernode``; empty is that itself.
-            number: From 0; its partition.
-            log: File for what it prints.
+            command: Takes the arguments of ``flower-supernode``; empty is that itself.
+            number: Of its partition, from 0.
+            log: File for its output.
         """
         arguments = [*(command or (program("flower-supernode"),)), "--insecure"]
         arguments += ["--superlink", f"127.0.0.1:{self._port}", "--port", str(free_port())]
@@ -116,5 +116,5 @@ class PrivateSuperLink(Connection):
 
 
 def _short_folder() -> str | None:
-    """A folder for sockets: Ray's paths must stay under 107 characters, whatever TMPDIR says."""
+    """Choose a folder for sockets: Ray's paths must stay under 107 characters, whatever TMPDIR says."""
     return "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 (mkdtemp makes a private folder in it)

@@ -1,4 +1,4 @@
-"""What `fedmjp simulate` and `fedmjp deploy run` have in common: the scenario's values, and what a run left."""
+"""Common parts of `fedmjp simulate` and `fedmjp deploy run`: the scenario's values, and the results of a run."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,11 @@ DEFAULTS = {"model": {"name": "deit_small"}}
 
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """What follows from values where they do not say it: the warm-up, and a recipe that can be recorded."""
+    """Fill in what follows from values: the warm-up, and a recipe that can be recorded.
+
+    Args:
+        values: By key; they win.
+    """
     from fedmjp.benchmarks.federation.training import AS_SHOWN
     from fedmjp.learning import Training
 
@@ -28,25 +32,38 @@ def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_scenario(values: dict[str, Any]) -> "TrainingScenario":
-    """The scenario of values, among which those of the training stand beside the others, as in `fedmjp train`."""
+    """Read a scenario from values, in which those of the training stand beside all others, as in `fedmjp train`.
+
+    Args:
+        values: By key.
+
+    Raises:
+        ConfigError: If a key is unknown, or a value is out of range.
+    """
     from fedmjp.errors import ConfigError, suggestion
     from fedmjp.learning import Training
     from fedmjp.scenario import TrainingScenario
 
-    ours = {name: value for name, value in values.items() if name not in Training.model_fields}
-    known = [key for key in (*Training.keys(), *TrainingScenario.keys()) if not key.startswith("training")]
+    unread = {name: value for name, value in values.items() if name not in Training.model_fields}
+    keys = [key for key in (*Training.keys(), *TrainingScenario.keys()) if not key.startswith("training")]
     recipe = values.get("recipe")
     if isinstance(recipe, dict) and "epochs" in recipe:
         raise ConfigError("recipe.epochs is not of a federation: set rounds and local_epochs")
-    for key in ours:
-        if key not in known:
-            raise ConfigError(f"unknown key {key!r}, {suggestion(key, known)}")
+    for key in unread:
+        if key not in keys:
+            raise ConfigError(f"unknown key {key!r}, {suggestion(key, keys)}")
     training = {name: value for name, value in values.items() if name in Training.model_fields}
-    return TrainingScenario.parse({**ours, "training": Training.parse(training)})
+    return TrainingScenario.parse({**unread, "training": Training.parse(training)})
 
 
 def tell_results(scenario: "TrainingScenario", folder: "TrainingFolder", console: "Console") -> None:
-    """Tell whose replies were refused, and where everything is."""
+    """Tell whose replies were refused, and where everything is.
+
+    Args:
+        scenario: Of the run.
+        folder: Of the run.
+        console: To print on.
+    """
     from fedmjp.server.refusals import RefusalFile
     from fedmjp.wire import round_folder
 

@@ -99,32 +99,32 @@ def simulate(
     rounds_of = {"strategy": strategy, "rounds": rounds, "local_epochs": local_epochs, "participation": participation}
     whole = {"data": data, "seed": seed, "device": device, "clients": clients, "defences": defences, "server": server}
     dealing = {"records": uploads, "partition": given({"scheme": scheme, "alpha": alpha})}
-    named = given(whole | rounds_of | dealing) | {"model": given({"seed": seed})}
-    named |= given({"recipe": given({"precision": arithmetic})})
+    values_by_option = given(whole | rounds_of | dealing) | {"model": given({"seed": seed})}
+    values_by_option |= given({"recipe": given({"precision": arithmetic})})
     defaults = {**DEFAULTS, "clients": CLIENTS}
-    values = values_of(defaults, read_values(config_file), row, named, settings)
-    asked = read_scenario(with_files(with_defaults(values)))
-    require_apart(output, asked.data)
-    require_public(asked)
-    model = build(asked.network)  # whatever is wrong with it is told now, not by the server
-    if asked.server is not None:
-        asked.require_server(model)
+    values = values_of(defaults, read_values(config_file), row, values_by_option, settings)
+    requested = read_scenario(with_files(with_defaults(values)))
+    require_apart(output, requested.data)
+    require_public(requested)
+    model = build(requested.network)  # whatever is wrong with it is told now, not by the server
+    if requested.server is not None:
+        requested.require_server(model)
         tell(wide_console(), SCOPE)
-    resources = resources_for(asked, gpus_per_client=gpus_per_client)
+    resources = resources_for(requested, gpus_per_client=gpus_per_client)
     claim_folder(output)
     folder = TrainingFolder(output)
     folder.check_own()
-    pictures, dealt = deal(asked)
-    scenario = plan_for(asked, dealt)
+    pictures, dealt = deal(requested)
+    scenario = plan_for(requested, dealt)
     console = wide_console()
-    done = 0 if fresh else rounds_done(scenario, folder)
-    if done:
+    rounds_before = 0 if fresh else rounds_done(scenario, folder)
+    if rounds_before:
         folder.check_classes(pictures.train.class_names)
         folder.check_pictures(pictures.digest())
-    if done == scenario.rounds:
+    if rounds_before == scenario.rounds:
         console.print(f"All {scenario.rounds} rounds are done; --fresh starts over.")
         return
-    if done:
+    if rounds_before:
         pictures, dealt = deal(scenario, folder.partition)
     check_recordable(scenario, dealt)
     if fresh:
@@ -137,11 +137,11 @@ def simulate(
         console.print(f"{len(dealt.dropped)} of {len(pictures.train)} pictures are with no client.")
     tell_held_out(pictures, "the clients train on", console)
     tell(console, f"{resources.sentence()}.")
-    if asked.training.records and asked.training.update != "gradient":
+    if requested.training.records and requested.training.update != "gradient":
         caveat = "holds changes of weights, which no attack here reads: record with --strategy fedsgd to attack them"
-        tell(console, f"What is recorded of {asked.training.strategy} {caveat}.")
-    if done:
-        console.print(f"Going on after round {done} of {scenario.rounds}.")
-    with FederatedProgress(console, done, scenario.rounds) as progress:
+        tell(console, f"What is recorded of {requested.training.strategy} {caveat}.")
+    if rounds_before:
+        console.print(f"Going on after round {rounds_before} of {scenario.rounds}.")
+    with FederatedProgress(console, rounds_before, scenario.rounds) as progress:
         train_federated(scenario, dealt, folder, resources, progress.round, progress.skip, progress.again)
     tell_results(scenario, folder, console)

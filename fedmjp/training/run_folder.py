@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedmjp.config import Checkpoint, Config, ModelConfig
 from fedmjp.errors import BadInputError, CheckpointError, ConfigError, DataError, OutputError
 from fedmjp.files import read_file
+from fedmjp.wire import EVENTS
 
 if TYPE_CHECKING:
     from fedmjp.scenario import TrainingScenario
@@ -31,14 +32,14 @@ class TrainingFolder:
         self.classes = root / "classes.txt"  # names in the order of the labels, one per line
         self.evaluation = root / "evaluation"  # what `fedmjp train --row` measures at the end
         self.tensorboard = root / "tensorboard"
-        # Of federated runs: which client has which pictures, whose replies were refused, rounds that were recorded.
+        # Of federated runs: which client has which pictures, whose replies were refused, recorded rounds, events.
         self.partition, self.partition_figure = root / "partition.npz", root / "partition.png"
-        self.refused, self.records = root / "refused.csv", root / "records"
+        self.refused, self.records, self.events = root / "refused.csv", root / "records", root / EVENTS
 
     def clear(self) -> None:
         """Remove a former run."""
         files = (self.manifest, self.history, self.figure, self.weights, self.state, self.classes)
-        for path in (*files, self.partition, self.partition_figure, self.refused):
+        for path in (*files, self.partition, self.partition_figure, self.refused, self.events):
             path.unlink(missing_ok=True)
         for folder in (self.tensorboard, self.evaluation, self.records):
             shutil.rmtree(folder, ignore_errors=True)

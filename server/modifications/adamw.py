@@ -1,13 +1,12 @@
-"""How a server fishes where clients take steps of AdamW: what it sends, and what their weights then show.
+"""Fishing where clients take steps of AdamW: the weights that a server sends, and how it reads the clients'.
 
 AdamW divides each entry of a gradient by its size, unless it is below epsilon (``fedmjp.attacks.adamw``). So gradients
-of the
-body are made that small, by a class token so long that the last LayerNorm, which divides by its length, leaves next to
-nothing. Gradients behind the LayerNorm stay large, and AdamW moves what is there by whole steps, which must not change
-logits. So the LayerNorm's weight is larger than float32 has digits for a step, and its bias undoes what the weight
-makes of the class token: the feature of every picture is zero after every step, and no row of the head moves a logit.
-Biases do, by a learning rate a step: label smoothing stays met to some percent. So only the step that shows the wanted
-picture has a gradient in the body, and it comes out of the weights after an epoch.
+of the body are made that small, by a class token so long that the last LayerNorm, which divides by its length, leaves
+next to nothing. Gradients behind the LayerNorm stay large, and AdamW moves what is there by whole steps, which must not
+change logits. So the LayerNorm's weight is larger than float32 has digits for a step, and its bias undoes what the
+weight makes of the class token: the feature of every picture is zero after every step, and no row of the head moves a
+logit. Biases do, by a learning rate a step: label smoothing stays met to some percent. So only the step that shows the
+wanted picture has a gradient in the body, and it comes out of the weights after an epoch.
 
 All other tokens are made smaller: a step is then larger beside the rounding of the weights that make them.
 """
@@ -48,7 +47,13 @@ PASSES = 3  # over which probabilities settle
 
 
 def adamw_refusal(server: str, model: VitClassifier, threat: ThreatModel) -> str | None:
-    """Say why steps of AdamW cannot be fished in; None if they can, or clients take none."""
+    """Say why steps of AdamW cannot be fished in; None if they can, or clients take none.
+
+    Args:
+        server: Its name, with which the reason begins.
+        model: The clients' model.
+        threat: States the recipe.
+    """
     if threat.local_optimiser != "adamw":
         return None
     if not model.prefix_tokens or names.CLASS_TOKEN not in dict(model.named_parameters()):
@@ -62,14 +67,20 @@ def adamw_refusal(server: str, model: VitClassifier, threat: ThreatModel) -> str
 
 
 def fishing_weights(model: VitClassifier, row: Tensor, threat: ThreatModel) -> tuple[dict[str, Tensor], Tensor]:
-    """Weights of tokens and the last LayerNorm, and the row that fishes, from honest weights and any row."""
+    """Make weights of tokens and of the last LayerNorm, and the row that fishes.
+
+    Args:
+        model: With honest weights.
+        row: (dim,) any row for the head.
+        threat: States the recipe.
+    """
     import torch
 
     from fedmjp.models.build import with_weights
 
-    known = dict(model.named_parameters())
-    made = (names.PATCH_WEIGHT, names.PATCH_BIAS, names.POSITION_EMBEDDING, names.UNKNOWN_EMBEDDING)
-    sent = {name: SMALLER * known[name].detach() for name in made if name in known}
+    tensors = dict(model.named_parameters())
+    token_names = (names.PATCH_WEIGHT, names.PATCH_BIAS, names.POSITION_EMBEDDING, names.UNKNOWN_EMBEDDING)
+    sent = {name: SMALLER * tensors[name].detach() for name in token_names if name in tensors}
     signs, gain = _signs(model), 2.0 ** math.ceil(math.log2(STEADY * threat.local_learning_rate))
     sent[names.CLASS_TOKEN] = _long_token(model, LONG)
     sent[names.NORM_WEIGHT], sent[names.NORM_BIAS] = torch.full_like(signs, gain), -gain * signs
@@ -79,7 +90,7 @@ def fishing_weights(model: VitClassifier, row: Tensor, threat: ThreatModel) -> t
 
 
 def _length(model: VitClassifier, row: Tensor, threat: ThreatModel) -> float:
-    """The factor of the row at which steps show the gradients of the embeddings best.
+    """Compute the factor of the row at which steps show the gradients of the embeddings best.
 
     A picture of noise stands for the wanted one: how large gradients are depends on the weights far more than on it.
     """
@@ -92,26 +103,31 @@ def _length(model: VitClassifier, row: Tensor, threat: ThreatModel) -> float:
     with computing("float32", row.device), torch.enable_grad():
         positions, patches = torch.autograd.grad((model.features(noise, mask) @ row).sum(), read)
     sizes = positions[0, model.prefix_tokens :].square().mean().sqrt(), patches.square().mean().sqrt()
-    wanted = ONCE if len(_places(threat, 1)) == 1 else OFTEN
-    return wanted * EPSILON * _step_size(threat) / math.sqrt(float(sizes[0]) * float(sizes[1]))
+    epsilons = ONCE if len(_places(threat, 1)) == 1 else OFTEN
+    return epsilons * EPSILON * _step_size(threat) / math.sqrt(float(sizes[0]) * float(sizes[1]))
 
 
 def isolated_gradient(upload: Upload, model: VitClassifier, threat: ThreatModel) -> Upload:
-    """The gradient of the wanted picture in the body, from the delta of an epoch or several.
+    """Compute the gradient of the wanted picture in the body from the weight change of an epoch or several.
 
-    Which of an epoch's steps showed it, an identity tells: the gradient of the patches' bias is the sum of those at all
-    tokens of patches. It holds where steps are read as they were.
+    An identity tells which of an epoch's steps showed the picture: the gradient of the patches' bias is the sum of
+    those at all tokens of patches. It holds where steps are read as they were.
+
+    Args:
+        upload: The client's weight change.
+        model: With the weights that were sent.
+        threat: States the recipe.
 
     Raises:
         AttackFailedError: If it holds for no step, or tensors of it are withheld.
     """
     if missing := [name for name in step_tensors(threat, model) if name not in upload.tensors]:
         raise AttackFailedError(f"the upload lacks {missing[0]}, which tells the step of the wanted picture")
-    tried = [_places(threat, first) for first in range(1, _steps_of_epoch(threat) + 1)]
-    best = tried[0]
-    if len(tried) > 1:
-        misfits = {at: _misfit(upload, model, threat, at) for at in tried}
-        best = min(tried, key=misfits.__getitem__)
+    places = [_places(threat, first) for first in range(1, _steps_of_epoch(threat) + 1)]
+    best = places[0]
+    if len(places) > 1:
+        misfits = {at: _misfit(upload, model, threat, at) for at in places}
+        best = min(places, key=misfits.__getitem__)
         if not misfits[best] < SHOWN:
             raise AttackFailedError("none of an epoch's steps explains how weights of tokens moved")
     tensors = {}
@@ -128,7 +144,12 @@ def isolated_gradient(upload: Upload, model: VitClassifier, threat: ThreatModel)
 
 
 def step_tensors(threat: ThreatModel, model: VitClassifier) -> Sequence[str]:
-    """Names of the tensors by which the step of the wanted picture is told."""
+    """List the tensors that tell the step of the wanted picture.
+
+    Args:
+        threat: States the recipe.
+        model: The clients' model.
+    """
     if threat.local_optimiser != "adamw" or _steps_of_epoch(threat) == 1:
         return []
     unknown = [names.UNKNOWN_EMBEDDING] if model.defended else []
@@ -137,11 +158,11 @@ def step_tensors(threat: ThreatModel, model: VitClassifier) -> Sequence[str]:
 
 def _misfit(upload: Upload, model: VitClassifier, threat: ThreatModel, at: tuple[int, ...]) -> float:
     read = {name: upload.tensors[name] for name in step_tensors(threat, model)}
-    shown = gradient_behind(replace(upload, tensors=read, others=()), model, threat, at=at, signs=True).tensors
-    bias = shown[names.PATCH_BIAS].double()
-    tokens = shown[names.POSITION_EMBEDDING][0, model.prefix_tokens :].double().sum(0)
+    gradients = gradient_behind(replace(upload, tensors=read, others=()), model, threat, at=at, signs=True).tensors
+    bias = gradients[names.PATCH_BIAS].double()
+    tokens = gradients[names.POSITION_EMBEDDING][0, model.prefix_tokens :].double().sum(0)
     if model.defended:
-        tokens = tokens + shown[names.UNKNOWN_EMBEDDING].double().flatten()
+        tokens = tokens + gradients[names.UNKNOWN_EMBEDDING].double().flatten()
     return float((bias - tokens).norm() / bias.norm())
 
 
@@ -154,12 +175,12 @@ def _steps_of_epoch(threat: ThreatModel) -> int:
 
 
 def _places(threat: ThreatModel, first: int) -> tuple[int, ...]:
-    """The steps, from 1, that show a picture that the first of these shows first."""
+    """List the steps, from 1, that show a picture, given the first one."""
     return tuple(range(first, threat.local_steps + 1, threat.batch_size // _step_size(threat)))
 
 
 def _signs(model: VitClassifier) -> Tensor:
-    """(dim,) what the last LayerNorm makes of a long class token."""
+    """Draw the signs (dim,) that the last LayerNorm makes of a long class token."""
     import torch
 
     token = model.get_parameter(names.CLASS_TOKEN).detach()
@@ -173,33 +194,43 @@ def _long_token(model: VitClassifier, length: float) -> Tensor:
 
 
 def _feature(model: VitClassifier) -> Tensor:
-    """(dim,) of every picture, behind a long class token."""
+    """Compute the feature (dim,) that every picture has behind a long class token."""
     weight, bias = (model.get_parameter(name).detach() for name in (names.NORM_WEIGHT, names.NORM_BIAS))
     return weight * _signs(model) + bias
 
 
 def probing_weights(model: VitClassifier, threat: ThreatModel) -> dict[str, Tensor]:
-    """Weights that show how often each label occurs.
+    """Make weights that show how often each label occurs.
 
     Where all steps are on the whole batch, the head has a random row per class, behind a long class token: their sum
     over the batch is the gradient of the class token's position. Else the head is dead, so that biases alone move
     probabilities, and how far a bias moved says when and how often its class came.
+
+    Args:
+        model: With honest weights.
+        threat: States the recipe.
     """
     import torch
 
-    known = dict(model.named_parameters())
-    sent = {names.HEAD_BIAS: torch.zeros_like(known[names.HEAD_BIAS].detach())}
+    tensors = dict(model.named_parameters())
+    sent = {names.HEAD_BIAS: torch.zeros_like(tensors[names.HEAD_BIAS].detach())}
     if _steps_of_epoch(threat) == 1:
-        positions = known[names.POSITION_EMBEDDING].detach().clone()
+        positions = tensors[names.POSITION_EMBEDDING].detach().clone()
         positions[:, 0] = 0  # it moves by less than others are rounded
         sent |= {names.CLASS_TOKEN: _long_token(model, CODED), names.POSITION_EMBEDDING: positions}
         return sent | {names.HEAD_WEIGHT: _codes(model, threat)}
     dead = (names.HEAD_WEIGHT, names.NORM_WEIGHT, names.NORM_BIAS)
-    return sent | {name: torch.zeros_like(known[name].detach()) for name in dead}
+    return sent | {name: torch.zeros_like(tensors[name].detach()) for name in dead}
 
 
 def labels_behind(upload: Upload, model: VitClassifier, threat: ThreatModel) -> tuple[int, ...]:
-    """The labels behind what clients made of ``probing_weights``; those that come in several steps count as two."""
+    """Read the labels behind an answer to ``probing_weights``; a label that comes in several steps counts as two.
+
+    Args:
+        upload: The answer.
+        model: With honest weights.
+        threat: States the recipe.
+    """
     import torch
 
     whole = _steps_of_epoch(threat) == 1
@@ -208,7 +239,7 @@ def labels_behind(upload: Upload, model: VitClassifier, threat: ThreatModel) -> 
 
 
 def _codes(model: VitClassifier, threat: ThreatModel) -> Tensor:
-    """(classes, dim) rows that move no logit, as long as makes the gradient of their sum one that steps show."""
+    """Draw rows (classes, dim) that move no logit and whose sum has a gradient that steps show."""
     import torch
 
     head, feature = model.get_parameter(names.HEAD_WEIGHT).detach(), _feature(model)
@@ -218,7 +249,7 @@ def _codes(model: VitClassifier, threat: ThreatModel) -> Tensor:
 
 
 def _coded_counts(upload: Upload, model: VitClassifier, threat: ThreatModel) -> Tensor:
-    """How often each class occurs, from the sum over classes of (1 / K - q_c) W_c, with the shares q_c of the targets.
+    """Count each class by the sum over classes of (1 / K - q_c) W_c, with the shares q_c of the targets.
 
     The last LayerNorm takes out of it what is along the class token and the mean. Of more classes than dimensions,
     those are left out that hold less than an even share: their bias fell.
@@ -233,20 +264,24 @@ def _coded_counts(upload: Upload, model: VitClassifier, threat: ThreatModel) -> 
     codes = codes / CODED
     with_codes = with_weights(model, probing_weights(model, threat))
     every = tuple(range(1, threat.local_steps + 1))
-    seen = tensor_behind(upload, names.POSITION_EMBEDDING, with_codes, threat, at=every, signs=True)[0, 0].double()
+    position_gradient = tensor_behind(upload, names.POSITION_EMBEDDING, with_codes, threat, at=every, signs=True)[
+        0, 0
+    ].double()
     classes = len(codes)
     possible = torch.ones(classes, dtype=torch.bool, device=codes.device)
     if classes > codes.shape[1] - 2:
         possible = upload.tensors[names.HEAD_BIAS].to(codes.device) > 0
-    kept = 1 - threat.label_smoothing
-    shares = torch.linalg.lstsq(codes[possible].mT, kept / classes * codes.sum(0) - seen).solution
+    labelled_share = 1 - threat.label_smoothing
+    shares = torch.linalg.lstsq(
+        codes[possible].mT, labelled_share / classes * codes.sum(0) - position_gradient
+    ).solution
     counts = torch.zeros(classes, dtype=torch.long)
-    counts[possible.cpu()] = (shares * upload.num_examples / kept).round().long().clamp(min=0).cpu()
+    counts[possible.cpu()] = (shares * upload.num_examples / labelled_share).round().long().clamp(min=0).cpu()
     return counts
 
 
 def _moved_counts(upload: Upload, threat: ThreatModel) -> Tensor:
-    """How often a class must come, and in which step of an epoch, for its bias to move so far; 2 if that explains none.
+    """Count how often each class must come for its bias to move so far; 2 where no count explains it.
 
     Probabilities are those of the biases alone: even at first, then as all classes move that are found so.
     """
@@ -271,7 +306,7 @@ def _moved_counts(upload: Upload, threat: ThreatModel) -> Tensor:
 
 
 def _bias_moves(shares: Tensor, sums: Tensor, threat: ThreatModel) -> Tensor:
-    """(steps + 1, ...) how far biases that began at zero have moved before each step and in the end, in learning rates.
+    """Compute how far biases move from zero before each step and in the end (steps + 1, ...), in learning rates.
 
     Args:
         shares: (steps, ...) of each step's targets that are the class's.

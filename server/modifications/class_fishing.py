@@ -99,26 +99,26 @@ class ClassFishing(Modification):
     def weights(self, model: VitClassifier, threat: ThreatModel, learnt: object) -> Sequence[Mapping[str, Tensor]]:
         import torch
 
-        wanted = self._wanted(cast("tuple[int, ...]", learnt or ()))
-        if wanted is None:
+        label = self._wanted(cast("tuple[int, ...]", learnt or ()))
+        if label is None:
             return [{}] * threat.clients  # nobody answered the probe
         head, bias = (torch.zeros_like(model.get_parameter(name)) for name in (names.HEAD_WEIGHT, names.HEAD_BIAS))
         generator = torch_generator(0, self.name)
         row = (torch.randn(head.shape[1], generator=generator) / math.sqrt(head.shape[1])).to(head)
         share = threat.label_smoothing / len(bias)
         body: dict[str, Tensor] = {}
-        bias[wanted] = math.log(share / (1 - share) * (len(bias) - 1)) if share else SILENT
+        bias[label] = math.log(share / (1 - share) * (len(bias) - 1)) if share else SILENT
         if threat.local_optimiser == "adamw":
             body, row = adamw.fishing_weights(model, row, threat)
         elif share:
             row *= FAINT
         elif threat.update == "delta":
             row *= LOUD / threat.local_learning_rate
-        head[wanted] = row
+        head[label] = row
         return [{**body, names.HEAD_WEIGHT: head.detach(), names.HEAD_BIAS: bias.detach()}] * threat.clients
 
     def _wanted(self, labels: Sequence[int]) -> int | None:
-        """The class to fish for; None if nothing is known of the labels."""
+        """Choose the class to fish for; None if nothing is known of the labels."""
         if self._stated is not None:
             return self._stated
         counts = Counter(labels)
@@ -146,7 +146,7 @@ class ClassFishing(Modification):
         alone = replace(
             upload,
             tensors={name: tensor for name, tensor in upload.tensors.items() if name not in mixed},
-            others=tuple(self.isolate(other, model, threat) for other in upload.others),
+            others=tuple(self.isolate(further, model, threat) for further in upload.others),
             **changes,
         )
         if threat.local_optimiser == "sgd":
@@ -159,5 +159,5 @@ class ClassFishing(Modification):
 
     @override
     def wanted(self, labels: Sequence[int], threat: ThreatModel) -> list[int]:
-        wanted = self._wanted(labels)
-        return [place for place, label in enumerate(labels) if label == wanted]
+        fished = self._wanted(labels)
+        return [place for place, label in enumerate(labels) if label == fished]

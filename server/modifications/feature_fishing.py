@@ -100,28 +100,28 @@ class FeatureFishing(ClassFishing):
         import torch
 
         sums = cast(Sums | None, learnt)
-        wanted = None if sums is None else self._wanted([k for k, n in enumerate(sums.counts) for _ in range(n)])
-        if sums is None or wanted is None:
+        label = None if sums is None else self._wanted([k for k, n in enumerate(sums.counts) for _ in range(n)])
+        if sums is None or label is None:
             return [{}] * threat.clients  # nobody answered the probe, or no class is there to fish for
-        direction, threshold = self._direction(sums, wanted)
+        direction, threshold = self._direction(sums, label)
         head, bias = (torch.zeros_like(model.get_parameter(name).detach()) for name in NEEDED[2:])
-        head[wanted], bias[wanted] = STEEP * direction, -STEEP * threshold
+        head[label], bias[label] = STEEP * direction, -STEEP * threshold
         return [{names.HEAD_WEIGHT: head, names.HEAD_BIAS: bias}] * threat.clients
 
-    def _direction(self, sums: Sums, wanted: int) -> tuple[Tensor, float]:
-        """A unit vector (dim,) along which other classes are far below the wanted one, and its mean there."""
+    def _direction(self, sums: Sums, label: int) -> tuple[Tensor, float]:
+        """Find a unit vector (dim,) along which other classes are far below one class, and that one's mean there."""
         import torch
 
         present = [k for k, count in enumerate(sums.counts) if count]
         counts = torch.tensor([sums.counts[k] for k in present], dtype=torch.float64)
         means = sums.features[present] / counts[:, None]
-        centre = means[present.index(wanted)]
-        others = torch.stack([mean for k, mean in zip(present, means, strict=True) if k != wanted] or [centre]) - centre
-        generator = torch_generator(0, self.name, wanted)
+        centre = means[present.index(label)]
+        offsets = torch.stack([mean for k, mean in zip(present, means, strict=True) if k != label] or [centre]) - centre
+        generator = torch_generator(0, self.name, label)
         drawn = torch.randn(len(centre), generator=generator, dtype=torch.float64)
         drawn /= drawn.norm()
-        below = -DEPTH * others.norm(dim=1) / len(centre) ** 0.5 - others @ drawn
-        direction = drawn + torch.linalg.lstsq(others, below[:, None], driver="gelsd").solution[:, 0]
+        below = -DEPTH * offsets.norm(dim=1) / len(centre) ** 0.5 - offsets @ drawn
+        direction = drawn + torch.linalg.lstsq(offsets, below[:, None], driver="gelsd").solution[:, 0]
         direction /= direction.norm()
         return direction, float(direction @ centre)
 

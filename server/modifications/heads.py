@@ -1,4 +1,4 @@
-"""What servers that change the head of a model have in common."""
+"""Common parts of servers that change the head of a model."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ NEEDED = (names.NORM_WEIGHT, names.NORM_BIAS, names.HEAD_WEIGHT, names.HEAD_BIAS
 
 
 def head_refusal(server: str, model: VitClassifier, threat: ThreatModel) -> str | None:
-    """Say why a server cannot change the head of the model; None if it can."""
-    known = {name for name, _ in model.named_parameters()}
-    if missing := [name for name in NEEDED if name not in known]:
+    """Say why a server cannot change the head of the model; None if it can.
+
+    Args:
+        server: Its name, with which the reason begins.
+        model: The clients' model.
+        threat: What the server sees.
+    """
+    tensors = {name for name, _ in model.named_parameters()}
+    if missing := [name for name in NEEDED if name not in tensors]:
         return f"{server}: changes the model's head, but the model has no tensor {missing[0]}"
     for defence in threat.pipeline.defences:
         if defence.withheld(roles_of(model)) & set(NEEDED):
@@ -28,6 +34,10 @@ def head_refusal(server: str, model: VitClassifier, threat: ThreatModel) -> str 
 
 
 def without_sum(threat: ThreatModel) -> ThreatModel:
-    """The threat model of one client's update, where the server takes it out of a sum."""
-    kept = threat.pipeline.of_stage("pictures", "model", "examples", "update")
-    return threat.model_copy(update={"defences": kept.configs})
+    """Make the threat model of one client's update, which a server takes out of a sum.
+
+    Args:
+        threat: Of the sum.
+    """
+    remaining = threat.pipeline.of_stage("pictures", "model", "examples", "update")
+    return threat.model_copy(update={"defences": remaining.configs})

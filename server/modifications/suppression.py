@@ -62,7 +62,7 @@ class Suppression(Modification):
             tensors={name: tensor for name, tensor in upload.tensors.items() if name not in mixed},
             num_examples=threat.batch_size,
             labels=None,
-            others=tuple(self.isolate(other, model, threat) for other in upload.others),
+            others=tuple(self.isolate(further, model, threat) for further in upload.others),
         )
 
     @override

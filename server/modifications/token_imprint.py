@@ -33,7 +33,7 @@ WRITTEN = 1e-18  # by a hidden unit into the dimension that MLPs write: too litt
 PASSED = 30.0  # how much of that dimension attention passes to the class token
 
 
-class TokenImprint(Modification):
+class TokenImprintServer(Modification):
     """Print tokens into the hidden units of all blocks but the last.
 
     The patch embedding keeps the cosine coefficients of a patch, those of low frequency where there are more than
@@ -58,11 +58,11 @@ class TokenImprint(Modification):
             return f"{self.name}: reads gradients; a weight change drowns in the rounding of weights as large as these"
         if not model.has_positions:
             return f"{self.name}: marks places by the position embedding, which the model does not have"
-        known = {name for name, _ in model.named_parameters()}
+        tensors = {name for name, _ in model.named_parameters()}
         missing = [
-            name for block in range(len(model.backbone.blocks)) for name in _of_block(block) if name not in known
+            name for block in range(len(model.backbone.blocks)) for name in _of_block(block) if name not in tensors
         ]
-        strange = [name for name in known if ".ls1." in name or name == "index_embedding"]
+        strange = [name for name in tensors if ".ls1." in name or name == "index_embedding"]
         if missing or strange:
             return f"{self.name}: is for the blocks of DeiT and ViT, the model has {' and '.join(strange) or 'others'}"
         return None
@@ -132,17 +132,17 @@ class TokenImprint(Modification):
 
 
 def _of_block(block: int) -> tuple[str, ...]:
-    """Names of the weights of a block that are used: qkv, projection, rows, thresholds, what is written."""
+    """List the weights of a block that are used: qkv, projection, rows, thresholds and output."""
     parts = ("attn.qkv.weight", "attn.proj.weight", "mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight")
     return tuple(f"backbone.blocks.{block}.{part}" for part in parts)
 
 
 def _content(model: VitClassifier) -> Tensor:
-    """(count, 3 * patch_size ** 2): rows that make the kept cosine coefficients of a normalised patch, mean first."""
+    """Compute rows (count, 3 * patch_size ** 2) that give a normalised patch's cosine coefficients, mean first."""
     import torch
     from scipy.fft import idctn
 
-    size, kept = model.patch_size, model.backbone.embed_dim - MARKS
+    size, count = model.patch_size, model.backbone.embed_dim - MARKS
     costs = [
         (float(row**2 + column**2) * (1.0 if channel == 0 else COARSER), channel, row, column)
         for channel in range(3)
@@ -150,7 +150,7 @@ def _content(model: VitClassifier) -> Tensor:
         for column in range(size)
     ]
     rows = []
-    for _, channel, row, column in sorted(costs)[:kept]:
+    for _, channel, row, column in sorted(costs)[:count]:
         wave = np.zeros((size, size))
         wave[row, column] = 1
         pixels = torch.from_numpy(idctn(wave, norm="ortho")).flatten()
