@@ -27,7 +27,7 @@ ATTACKS = ("patch_embedding", "patch_embedding_wiener")
 
 
 @dataclass(frozen=True)
-class Case:
+class AuditedUpdate:
     """An update as it is before any defence, and what is behind it."""
 
     update: Mapping[str, Tensor]
@@ -35,7 +35,7 @@ class Case:
     private: Private
 
 
-def advise(network: Network, first: Case, second: Case, about: str) -> dict[str, Any] | None:
+def advise(network: Network, first: AuditedUpdate, second: AuditedUpdate, about: str) -> dict[str, Any] | None:
     """Rank defences by what they leave of the first case, and measure the best ones again on the second.
 
     None where no attack here reads pictures out of the network.
@@ -49,18 +49,18 @@ def advise(network: Network, first: Case, second: Case, about: str) -> dict[str,
     rows = []
     for text in (None, *TRIED):
         psnr, why = _best(network, first, uploads[0], text)
-        again, _ = _best(network, second, uploads[1], text)
-        rows.append({"defence": text or "none", "psnr": psnr, "again": again, "why": why})
+        repeat_psnr, _ = _best(network, second, uploads[1], text)
+        rows.append({"defence": text or "none", "psnr": psnr, "again": repeat_psnr, "why": why})
     # That the quick attacks do not apply is no effect that was measured: such rows come last.
     rows.sort(key=lambda row: math.inf if row["psnr"] is None else row["psnr"])
-    said = (
+    caveat = (
         f"{about} Measured with {' and '.join(ATTACKS)} alone, with default options and the same network: a defence "
         "that stops these may fall to a search. Accuracy was not measured."
     )
-    return {"about": said, "rows": rows}
+    return {"about": caveat, "rows": rows}
 
 
-def _best(network: Network, case: Case, upload: Upload, text: str | None) -> tuple[float | None, str]:
+def _best(network: Network, case: AuditedUpdate, upload: Upload, text: str | None) -> tuple[float | None, str]:
     """The best that a picture comes back under a defence, in dB; None, with the reasons, where no attack applies."""
     try:
         configs = () if text is None else (DefenceConfig.parse(text),)
@@ -71,7 +71,7 @@ def _best(network: Network, case: Case, upload: Upload, text: str | None) -> tup
         attempts = [attempt(name, network, replace(upload, tensors=protected), threat) for name in ATTACKS]
     except FedmjpError as error:
         return None, str(error)
-    values = [scored(one, case.private, network) for one in attempts if one.ran]
+    values = [scored(outcome, case.private, network) for outcome in attempts if outcome.ran]
     levels = [value["psnr_worst_case"] for value in values if value]
     return (max(levels), "") if levels else (None, "no quick attack applies")
 

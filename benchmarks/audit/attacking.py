@@ -69,20 +69,20 @@ def attempt(
 ) -> Attempt:
     """Run an attack on an upload, or say why it does not apply; in place of an upload, why there is none."""
     try:
-        chosen = ATTACKS.get(name)({})
+        attack = ATTACKS.get(name)({})
     except FedmjpError as error:
         return Attempt(name, "pictures", "attack", applies=False, reason=str(error))
-    about = (name, chosen.reveals, chosen.role)
+    about = (name, attack.reveals, attack.role)
     try:
-        if refusal := _refusal(chosen, network, upload, threat, unreadable):
+        if refusal := _refusal(attack, network, upload, threat, unreadable):
             return Attempt(*about, applies=False, reason=refusal)
         if name not in RUN:
             return Attempt(*about, applies=True, reason=NOT_RUN)
         started = time.monotonic()
         adversary = Adversary(network.seen, threat, seed=0)  # type: ignore[arg-type]  # what needs a network has one
         with _limited(MOST_SECONDS):
-            made = adversary.reconstruct(name, [upload], {}, on_progress=lambda *_: None)[0]  # type: ignore[list-item]
-        caveat = chosen.caveat(network.seen, threat) or ""  # type: ignore[arg-type]
+            disclosure = adversary.reconstruct(name, [upload], {}, on_progress=lambda *_: None)[0]  # type: ignore[list-item]
+        caveat = attack.caveat(network.seen, threat) or ""  # type: ignore[arg-type]
     except (FedmjpError, LookupError, AttributeError) as error:
         return Attempt(*about, applies=False, reason=str(error) or type(error).__name__)
     except TimeoutError:
@@ -90,7 +90,7 @@ def attempt(
     except (ArithmeticError, RuntimeError, ValueError) as error:  # of numbers that no audit chose
         first = (str(error).splitlines() or [type(error).__name__])[0]
         return Attempt(*about, applies=True, reason=f"{BROKE}: {first}")
-    return Attempt(*about, applies=True, reason=caveat, made=made, seconds=time.monotonic() - started)
+    return Attempt(*about, applies=True, reason=caveat, made=disclosure, seconds=time.monotonic() - started)
 
 
 @contextmanager
@@ -99,30 +99,30 @@ def _limited(seconds: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGPROF, raise_on_alarm(TimeoutError, signal.ITIMER_PROF))
+    previous = signal.signal(signal.SIGPROF, raise_on_alarm(TimeoutError, signal.ITIMER_PROF))
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        signal.signal(signal.SIGPROF, previous)
 
 
 def _refusal(
-    chosen: Any, network: Network, upload: Upload | str, threat: ThreatModel, unreadable: str | None
+    attack: Any, network: Network, upload: Upload | str, threat: ThreatModel, unreadable: str | None
 ) -> str | None:
     """Why an attack cannot be run on this upload; floors need nothing of it."""
-    if chosen.role != "floor":
+    if attack.role != "floor":
         if unreadable is not None:
             return unreadable
         if threat.pictures > MOST_PICTURES:
             return f"{threat.pictures} examples are behind an upload; more than {MOST_PICTURES} are not attacked"
-    if chosen.needs_network and not network.whole:
+    if attack.needs_network and not network.whole:
         return f"needs a vision transformer that it can run: {network.why}"
-    refusal: str | None = chosen.refusal(network.seen, threat)
+    refusal: str | None = attack.refusal(network.seen, threat)
     if refusal or isinstance(upload, str):
         return refusal or str(upload)
-    missing = [tensor for tensor in chosen.tensors(network.seen) if tensor not in upload.tensors]
+    missing = [tensor for tensor in attack.tensors(network.seen) if tensor not in upload.tensors]
     return f"the app does not send {', '.join(missing)}, which it reads" if missing else None
 
 

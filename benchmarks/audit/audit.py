@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from fedmjp.benchmarks.audit import verbatim
-from fedmjp.benchmarks.audit.advice import Case, advise
+from fedmjp.benchmarks.audit.advice import AuditedUpdate, advise
 from fedmjp.benchmarks.audit.app import read_app
 from fedmjp.benchmarks.audit.attacking import BROKE, LATE, NOT_RUN, Attempt, attempt_all, classes_held
 from fedmjp.benchmarks.audit.cheating import play_servers
@@ -18,7 +18,7 @@ from fedmjp.benchmarks.audit.evaluating import Private, leaking, read_private, s
 from fedmjp.benchmarks.audit.network import Network, by_name, load_network, take_in
 from fedmjp.benchmarks.audit.protections import verify
 from fedmjp.benchmarks.audit.recipe import channels, read_recipe, threat_of, unreadable
-from fedmjp.benchmarks.audit.running import Records, Run, one_line, play
+from fedmjp.benchmarks.audit.running import AppRun, Records, one_line, play
 from fedmjp.benchmarks.audit.wire import Answer, leaves, read_answers, server_controls
 from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp.errors import BadInputError
@@ -89,19 +89,19 @@ def audit(
         pictures = superlink.home / "pictures.npz"
         np.savez(pictures, pictures=_bundled())
         records = Records(superlink.home / "audit")
-        given = {"rounds": rounds, "stand_in": stand_in, "pictures": str(pictures)}
-        run = play(superlink, app, records, given, limit=limit, run_config=run_config)
+        settings = {"rounds": rounds, "stand_in": stand_in, "pictures": str(pictures)}
+        run = play(superlink, app, records, settings, limit=limit, run_config=run_config)
         findings = _examine(app.name, records, run, stand_in=stand_in, on_stage=on_stage)
         findings.report["run_config"] = list(run_config)
         return findings
 
 
 def _bundled() -> np.ndarray[Any, Any]:
-    shown = [picture.image.permute(1, 2, 0) for picture in bundled_pictures(BUNDLED, size=224)]
-    return np.stack([(image * 255).round().byte().numpy() for image in shown])
+    images = [picture.image.permute(1, 2, 0) for picture in bundled_pictures(BUNDLED, size=224)]
+    return np.stack([(image * 255).round().byte().numpy() for image in images])
 
 
-def _examine(name: str, records: Records, run: Run, *, stand_in: bool, on_stage: Callable[[str], None]) -> Findings:
+def _examine(name: str, records: Records, run: AppRun, *, stand_in: bool, on_stage: Callable[[str], None]) -> Findings:
     recipe, answers = read_recipe(records), read_answers(records)
     report: dict[str, Any] = {
         "app": name,
@@ -174,11 +174,11 @@ def _clear(message: str, record: str, value: str, correlation: float) -> dict[st
     }
 
 
-def _attack(records: Records, kept: Sequence[Answer], findings: Findings) -> None:
+def _attack(records: Records, all_answers: Sequence[Answer], findings: Findings) -> None:
     report, recipe = findings.report, findings.report["recipe"]
     # Of the last round: in the first one a head may still be zero, which no gradient passes.
-    last = max((answer.server_round for answer in kept), default=0)
-    answers = [answer for answer in kept if answer.server_round == last][:ATTACKED]
+    last = max((answer.server_round for answer in all_answers), default=0)
+    answers = [answer for answer in all_answers if answer.server_round == last][:ATTACKED]
     if not answers:
         report["not_tested"].append("attacks on uploads: answers hold no arrays that could be kept")
         return
@@ -196,48 +196,51 @@ def _attack(records: Records, kept: Sequence[Answer], findings: Findings) -> Non
         "read_as": "whole" if network.whole else type(network.seen).__name__,
         "why_not_whole": network.why,
     }
-    attacked = [_attack_one(answer, network, recipe, records) for answer in answers]
+    attacked = [_attack_answer(answer, network, recipe, records) for answer in answers]
     report["attacks"] = [
         {
-            "attack": one.attack, "reveals": one.reveals, "role": one.role, "applies": one.applies,
-            "reason": one.reason, "seconds": round(one.seconds, 2),
+            "attack": attempt.attack, "reveals": attempt.reveals, "role": attempt.role, "applies": attempt.applies,
+            "reason": attempt.reason, "seconds": round(attempt.seconds, 2),
         }
-        for one in attacked[0].attempts
+        for attempt in attacked[0].attempts
     ]  # fmt: skip
-    for place, one in enumerate(attacked, start=1):
-        _tell_recovered(place, one, findings)
-    if searches := [one.attack for one in attacked[0].attempts if one.reason == NOT_RUN and one.role == "attack"]:
+    for place, attacked_answer in enumerate(attacked, start=1):
+        _report_recovered(place, attacked_answer, findings)
+    attempts = [attempt for attacked_answer in attacked for attempt in attacked_answer.attempts]
+    if searches := [row["attack"] for row in report["attacks"] if row["reason"] == NOT_RUN and row["role"] == "attack"]:
         report["not_tested"].append(f"searches that apply, of minutes to hours each: {', '.join(searches)}")
-    failed = dict.fromkeys((one.attack, one.reason) for each in attacked for one in each.attempts)
+    failed = dict.fromkeys((attempt.attack, attempt.reason) for attempt in attempts)
     report["not_tested"] += [f"{name} {why}" for name, why in failed if BROKE in why or why == LATE]
     report["cheating"] = play_servers(network, recipe, answers[0].kind)
-    control = _tell_control(network, private, findings)
+    control = _report_control(network, private, findings)
     if control is not None:
         report["advice"] = _advise(network, attacked, control, recipe)
 
 
 def _advise(network: Network, attacked: Sequence[Attacked], control: Control, recipe: Mapping[str, Any]) -> Any:
     """Of what the app sends where that leaks, else of the control."""
-    leaks = [one for one in attacked if one.private is not None and _gives_pictures(one)]
+    leaks = [case for case in attacked if case.private is not None and _gives_pictures(case)]
     if len(leaks) > 1:
         threat = threat_of(recipe, leaks[0].answer.kind)
-        pair = [Case(one.update, threat, one.private) for one in leaks[:2] if one.private is not None]
+        pair = [AuditedUpdate(case.update, threat, case.private) for case in leaks[:2] if case.private is not None]
         return advise(network, pair[0], pair[1], "On an upload of the app's, and again on another client's.")
     picture = control.private.pictures
     assert picture is not None  # noqa: S101 (a control is of a picture)
-    other = make_control(network, side=control.private.side, channels=picture.shape[1], number=1)
-    pair = [Case(one.update, one.threat, one.private) for one in (control, other)]
+    second = make_control(network, side=control.private.side, channels=picture.shape[1], number=1)
+    pair = [AuditedUpdate(case.update, case.threat, case.private) for case in (control, second)]
     return advise(network, pair[0], pair[1], "On the control, since no attack read pictures out of the app's uploads.")
 
 
 def _gives_pictures(attacked: Attacked) -> bool:
     private = attacked.private
     return private is not None and any(
-        leaking(scored(one, private, attacked.network)) for one in attacked.attempts if one.ran and one.role == "attack"
+        leaking(scored(attempt, private, attacked.network))
+        for attempt in attacked.attempts
+        if attempt.ran and attempt.role == "attack"
     )
 
 
-def _attack_one(answer: Answer, network: Network, recipe: Mapping[str, Any], records: Records) -> Attacked:
+def _attack_answer(answer: Answer, network: Network, recipe: Mapping[str, Any], records: Records) -> Attacked:
     update = by_name(network.module.state_dict(), answer.update)
     why = unreadable(recipe, answer.kind)
     attempts = attempt_all(network, update, threat_of(recipe, answer.kind), unreadable=why)
@@ -245,13 +248,13 @@ def _attack_one(answer: Answer, network: Network, recipe: Mapping[str, Any], rec
     return Attacked(answer, network, private, attempts, update)
 
 
-def _tell_recovered(place: int, attacked: Attacked, findings: Findings) -> None:
+def _report_recovered(place: int, attacked: Attacked, findings: Findings) -> None:
     report, private = findings.report, attacked.private
     where = f"client {place}, round {attacked.answer.server_round}"
     if private is None:
         report["not_tested"].append(f"{where}: nothing is known of what is behind its upload, so nothing is scored")
         return
-    given: list[dict[str, Any]] = []  # of attacks that give pictures
+    leaks: list[dict[str, Any]] = []  # of attacks that give pictures
     for attempt in attacked.attempts:
         values = scored(attempt, private, attacked.network) if attempt.ran else {}
         if not values:
@@ -259,28 +262,28 @@ def _tell_recovered(place: int, attacked: Attacked, findings: Findings) -> None:
         about = {"upload": where, "attack": attempt.attack, "role": attempt.role, "reveals": attempt.reveals}
         report["recovered"].append({**about, **values})
         if attempt.role == "attack" and leaking(values):
-            given.append({"attack": attempt.attack, **values})
+            leaks.append({"attack": attempt.attack, **values})
         if isinstance(attempt.made, Reconstruction) and private.pictures is not None and attempt.role == "attack":
-            shown = [private.pictures[0], attempt.made.images[0]]
-            findings.strips.append((f"{where}, {attempt.attack}", shown))
-    if given:
-        best = max(given, key=lambda one: (one["above_floor"], one["psnr_worst_case"]))
-        said = f"{best['psnr_worst_case']} dB at best, their mean colour {best['floor_median']} dB"
+            pair = [private.pictures[0], attempt.made.images[0]]
+            findings.strips.append((f"{where}, {attempt.attack}", pair))
+    if leaks:
+        best = max(leaks, key=lambda row: (row["above_floor"], row["psnr_worst_case"]))
+        level = f"{best['psnr_worst_case']} dB at best, their mean colour {best['floor_median']} dB"
         report["leaks"].append(
             {
                 "what": f"{best['above_floor']} of {best['pictures']} pictures of {where} come back",
-                "evidence": f"{best['attack']}: {said}",
+                "evidence": f"{best['attack']}: {level}",
             }
         )
-    held = classes_held(attacked.network, attacked.update, is_gradient=attacked.answer.kind == "gradient")
-    if held is not None and private.labels is not None and attacked.network.head is not None:
+    raised_classes = classes_held(attacked.network, attacked.update, is_gradient=attacked.answer.kind == "gradient")
+    if raised_classes is not None and private.labels is not None and attacked.network.head is not None:
         classes = len(attacked.update[attacked.network.head[1]])
-        counts = score_classes(held, private.labels, classes)
+        counts = score_classes(raised_classes, private.labels, classes)
         about = {"upload": where, "attack": "signs of the head's bias", "role": "attack", "reveals": "classes"}
         report["recovered"].append({**about, **counts})
 
 
-def _tell_control(network: Network, private: Private | None, findings: Findings) -> Control | None:
+def _report_control(network: Network, private: Private | None, findings: Findings) -> Control | None:
     report = findings.report
     side, count = (private.side, int(private.pictures.shape[1])) if private and private.pictures is not None else (0, 3)
     try:
@@ -295,8 +298,8 @@ def _tell_control(network: Network, private: Private | None, findings: Findings)
         if values:
             rows.append({"attack": attempt.attack, "reveals": attempt.reveals, "role": attempt.role, **values})
         if isinstance(attempt.made, Reconstruction) and attempt.role == "attack":
-            shown = [control.private.pictures[0], attempt.made.images[0]]  # type: ignore[index]
-            findings.strips.append((f"control: one known picture, undefended, {attempt.attack}", shown))
+            pair = [control.private.pictures[0], attempt.made.images[0]]  # type: ignore[index]
+            findings.strips.append((f"control: one known picture, undefended, {attempt.attack}", pair))
     kinds = {row["reveals"] for row in rows if row["role"] == "attack" and _succeeded(row)}
     report["control"] = {"made": True, "rows": rows, "leaks": sorted(kinds)}
     return control

@@ -73,23 +73,25 @@ def _measure(name: str, model: VitClassifier, recipe: Mapping[str, Any], kind: s
         LabelledPicture(picture.name, picture.image, label)
         for picture, label in zip(bundled_pictures(len(labels), size=model.image_size), labels, strict=True)
     ]
-    made = scenario.exchange(pictures, model=model)
-    changed = with_weights(model, made.changed[0])
+    exchange = scenario.exchange(pictures, model=model)
+    changed = with_weights(model, exchange.changed[0])
     attack = IMPRINT if name == IMPRINT else "patch_embedding"
     disclosed = Adversary(changed, scenario.threat, 0).reconstruct(
-        attack, [made.upload], {}, on_progress=lambda *_: None
+        attack, [exchange.upload], {}, on_progress=lambda *_: None
     )[0]
-    wanted = scenario.wanted(labels)
+    targets = scenario.wanted(labels)
     assert isinstance(disclosed, Reconstruction)  # noqa: S101 (both attacks reveal pictures)
-    scores = score_pictures(disclosed, made.private.clean[wanted])
-    best = max(scores, key=lambda one: one["psnr"])
+    scores = score_pictures(disclosed, exchange.private.clean[targets])
+    best = max(scores, key=lambda score: score["psnr"])
     behind = "a sum of two clients" if summed else f"a batch of {len(labels)}"
-    said = f"{attack} gets a picture out of {behind} at {best['psnr']:.1f} dB; its mean colour {best['floor']:.1f} dB"
+    sentence = (
+        f"{attack} gets a picture out of {behind} at {best['psnr']:.1f} dB; its mean colour {best['floor']:.1f} dB"
+    )
     if kind == "weights" and recipe["steps"] > 1:
-        said += f" (played for one step; clients of this app take {recipe['steps']})"
+        sentence += f" (played for one step; clients of this app take {recipe['steps']})"
     return {
         "played": True,
-        "said": said,
+        "said": sentence,
         "psnr": round(best["psnr"], 2),
         "floor": round(best["floor"], 2),
         "leaks": best["psnr"] > best["floor"] + ABOVE_FLOOR,

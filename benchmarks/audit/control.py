@@ -38,8 +38,8 @@ def make_control(network: Network, *, side: int, channels: int, number: int = 0)
     picture = bundled_pictures(number + 1, size=side)[number].image[None]
     if channels == 1:
         picture = picture.mean(dim=1, keepdim=True)
-    seen = network.seen
-    entered = (picture - seen.mean[:channels]) / seen.std[:channels]
+    view = network.seen
+    entered = (picture - view.mean[:channels]) / view.std[:channels]
     parameters = {name: value for name, value in network.module.named_parameters() if value.is_floating_point()}
     for value in parameters.values():
         value.requires_grad_(True)

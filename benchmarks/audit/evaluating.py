@@ -73,10 +73,10 @@ def _pictures(entered: Sequence[Tensor], mean: Sequence[float], std: Sequence[fl
     return (whole * scale + centre).clamp(0, 1)
 
 
-def score_pictures(made: Reconstruction, pictures: Tensor) -> list[dict[str, float]]:
+def score_pictures(reconstruction: Reconstruction, pictures: Tensor) -> list[dict[str, float]]:
     """Of each private picture the best that any recovered one comes to, and what its mean colour alone comes to."""
     colour = pictures.expand(-1, 3, -1, -1)
-    distinct = torch.unique(made.images, dim=0)
+    distinct = torch.unique(reconstruction.images, dim=0)
     if distinct.shape[-2:] != colour.shape[-2:]:
         return []
     scores = []
@@ -103,13 +103,13 @@ def labels_floor(true: Tensor, network: Network) -> float:
     return sum(min(count, len(true) / classes) for count in Counter(true.tolist()).values()) / len(true)
 
 
-def score_classes(held: Sequence[int], true: Tensor, classes: int) -> dict[str, Any]:
+def score_classes(raised: Sequence[int], true: Tensor, classes: int) -> dict[str, Any]:
     """How many of the classes that a client holds were named, how many others, and what naming all would give."""
     really = set(true.tolist())
     return {
         "held": len(really),
-        "named": len(held),
-        "right": len(really & set(held)),
+        "named": len(raised),
+        "right": len(really & set(raised)),
         "classes": classes,
     }
 
@@ -131,9 +131,9 @@ def _features(network: Network, entered: Tensor) -> Tensor | None:
     """What the last layer reads, of what enters the network."""
     if network.head is None:
         return None
-    kept: list[Tensor] = []
+    layer_inputs: list[Tensor] = []
     layer = network.module.get_submodule(network.head[0].rpartition(".")[0])
-    hook = layer.register_forward_hook(lambda _layer, inputs, _output: kept.append(inputs[0].detach()))
+    hook = layer.register_forward_hook(lambda _layer, inputs, _output: layer_inputs.append(inputs[0].detach()))
     try:
         with torch.no_grad():
             network.module(entered)
@@ -141,34 +141,34 @@ def _features(network: Network, entered: Tensor) -> Tensor | None:
         return None
     finally:
         hook.remove()
-    return kept[0].reshape(len(entered), -1) if kept else None
+    return layer_inputs[0].reshape(len(entered), -1) if layer_inputs else None
 
 
 def scored(attempt: Attempt, private: Private, network: Network) -> dict[str, Any]:
     """What an attempt's result is worth, in plain values; empty where there is nothing to hold it against."""
-    made = attempt.made
-    if isinstance(made, Reconstruction) and private.pictures is not None:
-        scores = score_pictures(made, private.pictures)
+    disclosure = attempt.made
+    if isinstance(disclosure, Reconstruction) and private.pictures is not None:
+        scores = score_pictures(disclosure, private.pictures)
         if not scores:
             return {}
-        over = [one for one in scores if one["psnr"] > one["floor"] + ABOVE_FLOOR]
-        ordered = sorted(one["psnr"] for one in scores)
+        over = [score for score in scores if score["psnr"] > score["floor"] + ABOVE_FLOOR]
+        ordered = sorted(score["psnr"] for score in scores)
         return {
             "pictures": len(scores),
             "above_floor": len(over),
             "psnr_median": round(ordered[len(ordered) // 2], 2),
             "psnr_worst_case": round(ordered[-1], 2),
-            "ssim_worst_case": round(max(one["ssim"] for one in scores), 3),
-            "floor_median": round(sorted(one["floor"] for one in scores)[len(scores) // 2], 2),
+            "ssim_worst_case": round(max(score["ssim"] for score in scores), 3),
+            "floor_median": round(sorted(score["floor"] for score in scores)[len(scores) // 2], 2),
         }
-    if isinstance(made, Features):
+    if isinstance(disclosure, Features):
         values: dict[str, Any] = {}
         if private.labels is not None:
-            values["labels_right"] = round(score_labels(made.labels, private.labels), 3)
+            values["labels_right"] = round(score_labels(disclosure.labels, private.labels), 3)
             values["labels_floor"] = round(labels_floor(private.labels, network), 3)
             values["labels"] = len(private.labels)
-        if made.features is not None:
-            errors = score_features(made.features, network, private)
+        if disclosure.features is not None:
+            errors = score_features(disclosure.features, network, private)
             if errors:
                 values["features"] = len(errors)
                 values["features_near"] = sum(error < EXACT_FEATURE for error in errors)

@@ -41,8 +41,8 @@ class Network:
         """Digest of the weights as attacks see them."""
         if isinstance(self.seen, Adopted):
             return self.seen.weights
-        held = self.seen.state_dict() if isinstance(self.seen, VitClassifier) else dict(self.seen.named_parameters())
-        return weights_digest(held)
+        state = self.seen.state_dict() if isinstance(self.seen, VitClassifier) else dict(self.seen.named_parameters())
+        return weights_digest(state)
 
     def upload(self, update: Mapping[str, Tensor], threat: ThreatModel) -> Upload:
         """An update under the names that attacks use; BadInputError if nothing of it has one."""
@@ -52,7 +52,7 @@ class Network:
             return self.seen.upload(update, examples=threat.pictures, kind=threat.update)
         else:
             pairs = zip((names.HEAD_WEIGHT, names.HEAD_BIAS), self.head or (), strict=False)
-            tensors = {ours: update[theirs] for ours, theirs in pairs if theirs in update}
+            tensors = {role_name: update[app_name] for role_name, app_name in pairs if app_name in update}
         if not tensors:
             raise BadInputError("nothing that was sent is known to any attack")
         return Upload(tensors, threat.update, threat.pictures, server_round=1, node=0, weights=self.weights)
@@ -82,7 +82,7 @@ def by_name(state: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> dict[s
     values = list(arrays.values())
     if [tuple(value.shape) for value in values] == [tuple(value.shape) for value in state.values()]:
         return dict(zip(state, values, strict=True))
-    endings = {name: [own for own in state if own.endswith(f".{name}")] for name in arrays}
+    endings = {name: [key for key in state if key.endswith(f".{name}")] for name in arrays}
     if all(len(matches) == 1 for matches in endings.values()):
         return {endings[name][0]: value for name, value in arrays.items()}
     return dict(arrays)
@@ -116,14 +116,17 @@ def take_in(
     try:
         return Network(module, adopt(module, mean=mean, std=std), None, head, why)
     except Exception:  # noqa: BLE001
-        held = dict(module.named_parameters())
+        named_parameters = dict(module.named_parameters())
         sent_names = dict(zip((names.HEAD_WEIGHT, names.HEAD_BIAS), head or (), strict=False))
-        parameters = {ours: nn.Parameter(held[name].detach(), requires_grad=False) for ours, name in sent_names.items()}
+        parameters = {
+            role_name: nn.Parameter(named_parameters[name].detach(), requires_grad=False)
+            for role_name, name in sent_names.items()
+        }
         return Network(module, SentWeights(sent_names, parameters, side, side, mean=centre, std=scale), None, head, why)
 
 
 def head_of(module: nn.Module) -> tuple[str, str] | None:
     """Names of weight and bias of the last linear layer; None if it has no bias, or there is no such layer."""
     parameters = dict(module.named_parameters())
-    found = sorted(roles_of_tensors(parameters)["head"], key=lambda name: -parameters[name].ndim)
-    return (found[0], found[1]) if len(found) == 2 else None
+    candidates = sorted(roles_of_tensors(parameters)["head"], key=lambda name: -parameters[name].ndim)
+    return (candidates[0], candidates[1]) if len(candidates) == 2 else None

@@ -68,12 +68,12 @@ class Repeats:
 def measure_change(answer: Answer, folder: Path) -> Change | None:
     """Compare an answer with what hooks saw at the end of training; None where nothing was seen or nothing trained."""
     trained = read_trained(folder, answer.message)
-    left, sent = (by_name(trained, arrays) for arrays in (answer.arrays, answer.sent))
-    names = [name for name in left if name in trained and name in sent and left[name].is_floating_point()]
+    answered, sent = (by_name(trained, arrays) for arrays in (answer.arrays, answer.sent))
+    names = [name for name in answered if name in trained and name in sent and answered[name].is_floating_point()]
     if not names:
         return None
     start = flat(sent, names)
-    update, reply = (flat(state, names) - start for state in (trained, left))
+    update, reply = (flat(state, names) - start for state in (trained, answered))
     if not bool(update.any()):
         return None
     factor = float((reply @ update) / (update @ update))
@@ -90,7 +90,7 @@ def measure_repeats(records: Records, answers: Sequence[Answer]) -> Repeats | No
         answers: Of which arrays were kept, to find the message that was repeated.
     """
     noted = lines(records.server / "repeats.jsonl")
-    original = next((one for one in answers if noted and one.message == noted[0]["of"]), None)
+    original = next((answer for answer in answers if noted and answer.message == noted[0]["of"]), None)
     if len(noted) < 2 or original is None:
         return None
     first, second = (
@@ -98,9 +98,12 @@ def measure_repeats(records: Records, answers: Sequence[Answer]) -> Repeats | No
         for line in noted[:2]
     )
     names = [name for name, tensor in first.update.items() if name in second.update]
-    one, other = (flat(answer.update, names) for answer in (first, second))
-    noise, length = float((one - other).norm()) / math.sqrt(2), max(float(one.norm()), float(other.norm()))
-    deviation = noise / math.sqrt(max(len(one), 1))
+    first_update, second_update = (flat(answer.update, names) for answer in (first, second))
+    noise, length = (
+        float((first_update - second_update).norm()) / math.sqrt(2),
+        max(float(first_update.norm()), float(second_update.norm())),
+    )
+    deviation = noise / math.sqrt(max(len(first_update), 1))
     return Repeats(_began_alike(records, noted), deviation, noise / length if length else 0.0)
 
 
@@ -111,11 +114,13 @@ def flat(state: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
 
 def _began_alike(records: Records, noted: Sequence[Mapping[str, Any]]) -> bool:
     """Whether both repeats saw the same batches, and had the same loss before any noise."""
-    seen = {line["id"]: line for line in lines(records.evaluator / "seen.jsonl")}
-    losses = [seen[line["id"]]["first_loss"] for line in noted[:2] if line["id"] in seen]
-    one, other = (_batches(records.evaluator / f"{line['id']}.npz") for line in noted[:2])
-    alike = one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
-    return bool(one) and alike and len(losses) == 2 and math.isclose(*losses, rel_tol=EQUAL)
+    watched = {line["id"]: line for line in lines(records.evaluator / "seen.jsonl")}
+    losses = [watched[line["id"]]["first_loss"] for line in noted[:2] if line["id"] in watched]
+    first_batches, second_batches = (_batches(records.evaluator / f"{line['id']}.npz") for line in noted[:2])
+    equal = first_batches.keys() == second_batches.keys() and all(
+        np.array_equal(first_batches[name], second_batches[name]) for name in first_batches
+    )
+    return bool(first_batches) and equal and len(losses) == 2 and math.isclose(*losses, rel_tol=EQUAL)
 
 
 def _batches(path: Path) -> dict[str, np.ndarray[Any, Any]]:

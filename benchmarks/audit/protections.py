@@ -45,7 +45,7 @@ def _of_noise(records: Records, recipe: Mapping[str, Any], answers: Sequence[Ans
     if not readable:
         return stated
     changes = (measure_change(answer, records.evaluator) for answer in readable if answer.kind == "weights")
-    change = next((one for one in changes if one is not None), None)
+    change = next((candidate for candidate in changes if candidate is not None), None)
     repeats = measure_repeats(records, readable)
     return [*stated, replace(_noise(change, repeats), drowns=repeats is not None and repeats.drowns)]
 
@@ -58,20 +58,22 @@ def _noise(change: Change | None, repeats: Repeats | None) -> Protection:
     if change is None:
         return Protection(name, "yes" if drawn else "not measured", repeated)
     if not change.is_noisy and not change.is_scaled:
-        said = f"After training nothing is done: what leaves is what was trained, to the last digits. {repeated}"
-        return Protection(name, "yes" if drawn else None, said)
+        sentence = f"After training nothing is done: what leaves is what was trained, to the last digits. {repeated}"
+        return Protection(name, "yes" if drawn else None, sentence)
     scaled = f"The update was scaled by {change.factor:.3g} before it left"
     if not change.is_noisy:
         return Protection(name, "yes", f"{scaled}, as clipping does; no noise was added. {repeated}")
-    said = (
+    sentence = (
         f"Something was added to each number before it left: standard deviation {change.deviation:.3g}, in all "
         f"{change.added / change.length:.2g} times as long as the update."
     )
     if change.is_scaled:
-        said = f"{scaled}. {said}"
+        sentence = f"{scaled}. {sentence}"
     if repeats is not None and repeats.is_alike and not repeats.is_noisy:
-        return Protection(name, "no", f"{said} It is the same in every repeat: whoever holds the seed takes it off.")
-    return Protection(name, "yes", f"{said} {repeated} {_epsilon(change)}")
+        return Protection(
+            name, "no", f"{sentence} It is the same in every repeat: whoever holds the seed takes it off."
+        )
+    return Protection(name, "yes", f"{sentence} {repeated} {_epsilon(change)}")
 
 
 def _repeated(repeats: Repeats | None) -> str:
@@ -115,38 +117,45 @@ def _of_sums(records: Records, answers: Sequence[Answer]) -> list[Protection]:
         return [Protection(name, None, "The server gets each client's own update, and adds them up itself.")]
     round_seen = read_round(records)
     if round_seen is None:
-        said = "Answers hold bytes and no weights, as of secure aggregation. What they hide was not tested"
-        return [Protection(name, "not measured", f"{said}: no client was seen training, or there was no next round.")]
-    before, trained, after = round_seen
-    correlation = strongest_correlation(records, before, trained)
+        sentence = "Answers hold bytes and no weights, as of secure aggregation. What they hide was not tested"
+        return [
+            Protection(name, "not measured", f"{sentence}: no client was seen training, or there was no next round.")
+        ]
+    first_weights, trained, next_weights = round_seen
+    correlation = strongest_correlation(records, first_weights, trained)
     if correlation >= PARALLEL:
-        said = (
+        sentence = (
             "Not masked: an answer that looks so runs parallel to the client's own update or weights, correlation "
             f"{correlation:.4f}. The server reads it without any sum."
         )
-        return [Protection(name, "no", said)]
+        return [Protection(name, "no", sentence)]
     masked = (
         f"No answer runs parallel to the update or weights that it hides: correlation at most {correlation:.2g}, where "
         f"{PARALLEL:g} would give them away."
     )
-    fitted = fit_sum(before, trained, after)
-    verified, said = _told(fitted, len(trained))
-    rest = "That fewer clients, or clients and server together, cannot unmask one was not tested."
-    return [Protection(name, verified, f"{said} {masked} {rest}")]
+    fitted = fit_sum(first_weights, trained, next_weights)
+    verified, sentence = _judge_sum(fitted, len(trained))
+    caveat = "That fewer clients, or clients and server together, cannot unmask one was not tested."
+    return [Protection(name, verified, f"{sentence} {masked} {caveat}")]
 
 
-def _told(fitted: Sum | None, clients: int) -> tuple[Verified, str]:
+def _judge_sum(fitted: Sum | None, clients: int) -> tuple[Verified, str]:
     if fitted is None:
         return "not measured", "The weights did not change over the round, so nobody can tell a sum from nothing."
-    rest = f"standard deviation {fitted.deviation:.2g} in each number, {fitted.rest:.0%} of the length"
+    remainder = f"standard deviation {fitted.deviation:.2g} in each number, {fitted.residual:.0%} of the length"
     if not fitted.takes_part:
-        return "not measured", f"Whether the next weights are a sum is drowned in something else, as noise: {rest}."
+        return (
+            "not measured",
+            f"Whether the next weights are a sum is drowned in something else, as noise: {remainder}.",
+        )
     part, share = len(fitted.takes_part), f"{min(fitted.takes_part):.3g} to {max(fitted.takes_part):.3g}"
-    besides = f"Something else, as rounding or noise, is added: {rest}."
+    besides = f"Something else, as rounding or noise, is added: {remainder}."
     if part == 1:
         return "no", f"Not a sum: of clients' updates the next weights hold one alone, times {share}. {besides}"
-    said = f"The change of the next weights is a sum of the updates of {part} of {clients} clients, each times {share}."
-    return "yes", f"{said} {besides}"
+    sentence = (
+        f"The change of the next weights is a sum of the updates of {part} of {clients} clients, each times {share}."
+    )
+    return "yes", f"{sentence} {besides}"
 
 
 def _masked(records: Records) -> bool:
@@ -155,9 +164,9 @@ def _masked(records: Records) -> bool:
         isinstance(value, list) and value and isinstance(value[0], Mapping)
         for line in records.wire()
         if line["way"] == "up" and line["type"].startswith("train")
-        for one in line.get("records", {}).values()
-        if one["kind"] == "config"
-        for value in one["values"].values()
+        for description in line.get("records", {}).values()
+        if description["kind"] == "config"
+        for value in description["values"].values()
     )
 
 
@@ -165,13 +174,13 @@ def _of_statements(records: Records) -> list[Protection]:
     stated = sorted({name for line in records.wire() for name in _metrics(line) if "epsilon" in name.lower()})
     if not stated:
         return []
-    said = f"The app reports {', '.join(stated)} in clear, of one round; rounds add up."
-    return [Protection("an epsilon that the app reports", "not measured", said)]
+    sentence = f"The app reports {', '.join(stated)} in clear, of one round; rounds add up."
+    return [Protection("an epsilon that the app reports", "not measured", sentence)]
 
 
 def _metrics(line: Mapping[str, Any]) -> list[str]:
     described = line.get("records", {}).values()
-    return [name for one in described if one["kind"] == "metrics" for name in one["values"]]
+    return [name for description in described if description["kind"] == "metrics" for name in description["values"]]
 
 
 def _opacus(recipe: Mapping[str, Any]) -> Protection:
@@ -179,19 +188,19 @@ def _opacus(recipe: Mapping[str, Any]) -> Protection:
     stated = recipe["opacus"][0]
     multiplier, norm = float(stated["noise_multiplier"]), float(stated["max_grad_norm"])
     measured, expected = stated["measured_noise"], multiplier * norm
-    said = (
+    sentence = (
         f"It states clipping of each example's gradient to {norm:g} and a noise multiplier of {multiplier:g}, the "
         "least of all clients."
     )
     if measured is None:
-        return Protection(name, "not measured", f"{said} How much noise was added could not be measured.")
-    said += f" Noise of standard deviation {measured:.3g} was added to a sum, {expected:.3g} stated."
+        return Protection(name, "not measured", f"{sentence} How much noise was added could not be measured.")
+    sentence += f" Noise of standard deviation {measured:.3g} was added to a sum, {expected:.3g} stated."
     if abs(measured - expected) > TOLERANCE * expected:
-        return Protection(name, "no", said)
+        return Protection(name, "no", sentence)
     steps, batch = max(int(recipe["steps"]), 1), float(stated["expected_batch_size"] or 1)
     if multiplier > 0:
-        said += (
+        sentence += (
             f" Epsilon for one example at delta {DELTA:g}, composed over rounds of {steps} steps of {batch:g} "
             f"examples, as seen here: {_over_rounds(multiplier, steps, 1.0 / steps)}."
         )
-    return Protection(name, "yes", said)
+    return Protection(name, "yes", sentence)

@@ -15,8 +15,8 @@ PLAIN = ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0])
 
 def read_recipe(records: Records) -> dict[str, Any]:
     """What clients did between a message and its answer, as the first round shows it; rates of all rounds."""
-    seen = lines(records.evaluator / "seen.jsonl")
-    trained = [line for line in seen if line["forwards"] and line["repeat"] is None]
+    watched = lines(records.evaluator / "seen.jsonl")
+    trained = [line for line in watched if line["forwards"] and line["repeat"] is None]
     if not trained:
         return {"trains": False, "why": "no hook saw a network being trained with torch"}
     first = trained[0]
@@ -45,12 +45,12 @@ def read_recipe(records: Records) -> dict[str, Any]:
 
 
 def _noise_of(optimisers: Sequence[Mapping[str, Any]]) -> float:
-    return min(float(one["noise_multiplier"]) for one in optimisers)
+    return min(float(optimiser["noise_multiplier"]) for optimiser in optimisers)
 
 
-def normalisation(made: Sequence[Sequence[Sequence[float]]]) -> dict[str, list[float]] | None:
+def normalisation(statistics: Sequence[Sequence[Sequence[float]]]) -> dict[str, list[float]] | None:
     """Mean and standard deviation of the three channels that the app makes most use of; None if it makes none."""
-    counts = Counter((tuple(mean), tuple(std)) for mean, std in made)
+    counts = Counter((tuple(mean), tuple(std)) for mean, std in statistics)
     if not counts:
         return None
     mean, std = counts.most_common(1)[0][0]

@@ -30,8 +30,8 @@ MOST_STRIPS = 8
 def write_report(findings: Findings, folder: Path, *, command: str) -> None:
     """Write all files of an audit, with what made them."""
     report = {**findings.report, "command": command, "made_by": provenance.environment()}
-    said = verdict(report)
-    report |= {"first_line": first_line(report), "verdict": said, "policy": POLICY, "exit_code": exit_code(report)}
+    sentences = verdict(report)
+    report |= {"first_line": first_line(report), "verdict": sentences, "policy": POLICY, "exit_code": exit_code(report)}
     write_json(folder / JSON, report)
     (folder / LOG).unlink(missing_ok=True)
     if findings.log:
@@ -53,11 +53,11 @@ def write_report(findings: Findings, folder: Path, *, command: str) -> None:
 
 def records(leaves: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What leaves by record: how many tensors and bytes, or every value by name."""
-    made = []
+    rows = []
     for (message, record), group in groupby(leaves, key=lambda entry: (entry["message"], entry["record"])):
         entries = list(group)
         tensors = [entry for entry in entries if "shape" in entry]
-        made.append(
+        rows.append(
             {
                 "message": message,
                 "record": record,
@@ -68,19 +68,19 @@ def records(leaves: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "values": [entry for entry in entries if "shape" not in entry],
             }
         )
-    return made
+    return rows
 
 
 def by_reason(attacks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Attacks that share a reason together, without floors; those that apply first."""
-    made: dict[tuple[bool, str], dict[str, Any]] = {}
+    groups: dict[tuple[bool, str], dict[str, Any]] = {}
     for row in attacks:
         if row["role"] == "attack":
             key = (not row["applies"], row["reason"])
-            group = made.setdefault(key, {**row, "attacks": [], "reveals": []})
+            group = groups.setdefault(key, {**row, "attacks": [], "reveals": []})
             group["attacks"].append(row["attack"])
             group["reveals"] += [row["reveals"]] if row["reveals"] not in group["reveals"] else []
-    return [made[key] for key in sorted(made, key=lambda one: one[0])]
+    return [groups[key] for key in sorted(groups, key=lambda group_key: group_key[0])]
 
 
 def _png(picture: Tensor) -> str:
@@ -88,10 +88,10 @@ def _png(picture: Tensor) -> str:
     pixels = (picture.expand(3, -1, -1).clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
     image = Image.fromarray(pixels)
     factor = max(1, SHOWN_SIDE // image.width)
-    shown = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
-    shown.thumbnail((SHOWN_SIDE * 2, SHOWN_SIDE * 2))
+    resized = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    resized.thumbnail((SHOWN_SIDE * 2, SHOWN_SIDE * 2))
     content = io.BytesIO()
-    shown.save(content, "png")
+    resized.save(content, "png")
     return f"data:image/png;base64,{b64encode(content.getvalue()).decode()}"
 
 

@@ -71,7 +71,7 @@ class Records:
 
 
 @dataclass(frozen=True)
-class Run:
+class AppRun:
     """How a run went."""
 
     clients: int
@@ -91,18 +91,18 @@ def play(
     superlink: PrivateSuperLink,
     app: App,
     records: Records,
-    given: Mapping[str, Any],
+    settings: Mapping[str, Any],
     *,
     limit: float,
     run_config: Sequence[str] = (),
-) -> Run:
+) -> AppRun:
     """Run a copy of an app with two clients, or with ten where it waits for more.
 
     Args:
         superlink: That runs it.
         app: The app.
         records: Where everything goes that is seen.
-        given: ``rounds``, ``stand_in``, ``pictures`` of the probe.
+        settings: ``rounds``, ``stand_in``, ``pictures`` of the probe.
         limit: Seconds, after which it is stopped.
         run_config: ``KEY=VALUE`` of the app's run config.
     """
@@ -114,7 +114,13 @@ def play(
         shutil.rmtree(records.root, ignore_errors=True)
         for folder in (records.server, records.evaluator):
             folder.mkdir(parents=True)
-        shared = {**given, "clients": clients, "waiting": waiting, "literals": app.literals, "enlarges": app.enlarges}
+        shared = {
+            **settings,
+            "clients": clients,
+            "waiting": waiting,
+            "literals": app.literals,
+            "enlarges": app.enlarges,
+        }
         copy = copy_with_probe(
             app,
             records.root / "app" / "audited",
@@ -127,9 +133,9 @@ def play(
             break
     seconds = time.monotonic() - started
     if waits:
-        return Run(clients, seconds, f"the app waits for more than {clients} clients")
+        return AppRun(clients, seconds, f"the app waits for more than {clients} clients")
     problem = _why_not(records, ended)
-    return Run(clients, seconds, problem, tuple(tail) if problem else ())
+    return AppRun(clients, seconds, problem, tuple(tail) if problem else ())
 
 
 def _why_not(records: Records, ended: str | None) -> str | None:
@@ -218,17 +224,17 @@ def _started(
 def said_of(where: str, chain: Sequence[Mapping[str, str]]) -> str:
     """A line about an error and its causes: a missing import, the network, a GPU, or what it says itself."""
     error = chain[0]
-    said = f"{error['type']}: {one_line(error['text'])}" if error["text"] else error["type"]
+    description = f"{error['type']}: {one_line(error['text'])}" if error["text"] else error["type"]
     everything = " ".join(f"{link['type']} {link['text']}" for link in chain)
     for link in chain:
         if link["type"] in ("ModuleNotFoundError", "ImportError"):
             missing = one_line(PLACE.sub("", link["text"]))
             return f"the app does not install here: its {where} imports what is missing, {missing}"
     if NETWORK.search(everything):
-        return f"the app needs the network ({where}: {said}); --stand-in replaces data sets and weights"
+        return f"the app needs the network ({where}: {description}); --stand-in replaces data sets and weights"
     if GPU.search(everything):
-        return f"the app needs a GPU ({where}: {said})"
-    return f"the app fails ({where}: {said})"
+        return f"the app needs a GPU ({where}: {description})"
+    return f"the app fails ({where}: {description})"
 
 
 def one_line(text: str) -> str:

@@ -34,7 +34,7 @@ class Sum:
     shares: tuple[float, ...]  # factor of each client's update
     errors: tuple[float, ...]  # standard error of each
     deviation: float  # standard deviation, in one number, of what is no multiple of them
-    rest: float  # its length, relative to the whole
+    residual: float  # its length, relative to the whole
 
     @property
     def takes_part(self) -> tuple[float, ...]:
@@ -45,7 +45,7 @@ class Sum:
 
 
 @dataclass(frozen=True)
-class Trained:
+class ClientTraining:
     """One client's training of one round."""
 
     message: str
@@ -53,65 +53,80 @@ class Trained:
     weights: Mapping[str, Tensor]
 
 
-def read_round(records: Records) -> tuple[Mapping[str, Tensor], list[Trained], Mapping[str, Tensor]] | None:
+def read_round(records: Records) -> tuple[Mapping[str, Tensor], list[ClientTraining], Mapping[str, Tensor]] | None:
     """Weights of the first round, what clients made of them, and the next ones; None where there is no next round."""
-    asked = [line for line in records.wire() if line["way"] == "down" and _holds_arrays(line)]
-    rounds = sorted({int(line["round"]) for line in asked})
+    questions = [line for line in records.wire() if line["way"] == "down" and _holds_arrays(line)]
+    rounds = sorted({int(line["round"]) for line in questions})
     if len(rounds) < 2:
         return None
-    files = [next((line["file"] for line in asked if line["round"] == one and "file" in line), None) for one in rounds]
+    files = [
+        next((line["file"] for line in questions if line["round"] == number and "file" in line), None)
+        for number in rounds
+    ]
     if files[0] is None or files[1] is None:
         return None
-    first = [line for line in asked if line["round"] == rounds[0]]
-    trained = [Trained(line["id"], int(line["node"]), read_trained(records.evaluator, line["id"])) for line in first]
-    trained = [one for one in trained if one.weights]
+    first = [line for line in questions if line["round"] == rounds[0]]
+    trained = [
+        ClientTraining(line["id"], int(line["node"]), read_trained(records.evaluator, line["id"])) for line in first
+    ]
+    trained = [training for training in trained if training.weights]
     if not trained:
         return None
-    before, after = (by_name(trained[0].weights, read_arrays(records.server / str(file))) for file in files[:2])
-    return before, trained, after
+    first_weights, next_weights = (
+        by_name(trained[0].weights, read_arrays(records.server / str(file))) for file in files[:2]
+    )
+    return first_weights, trained, next_weights
 
 
 def _holds_arrays(line: Mapping[str, Any]) -> bool:
     described = line.get("records", {}).values()
-    return line["type"].partition(".")[0] == "train" and any(one["kind"] == "arrays" for one in described)
+    return line["type"].partition(".")[0] == "train" and any(
+        description["kind"] == "arrays" for description in described
+    )
 
 
-def fit_sum(before: Mapping[str, Tensor], trained: Sequence[Trained], after: Mapping[str, Tensor]) -> Sum | None:
+def fit_sum(
+    first_weights: Mapping[str, Tensor], trained: Sequence[ClientTraining], next_weights: Mapping[str, Tensor]
+) -> Sum | None:
     """Fit the change of the weights as a sum of multiples of clients' updates; None where there is no change."""
-    names = [name for name, tensor in before.items() if tensor.is_floating_point() and name in after]
-    start = flat(before, names)
+    names = [name for name, tensor in first_weights.items() if tensor.is_floating_point() and name in next_weights]
+    start = flat(first_weights, names)
     step = max(1, len(start) * len(trained) // ENTRIES)
-    updates = torch.stack([flat(one.weights, names)[::step] - start[::step] for one in trained], dim=1)
-    change = (flat(after, names) - start)[::step]
+    updates = torch.stack([flat(training.weights, names)[::step] - start[::step] for training in trained], dim=1)
+    change = (flat(next_weights, names) - start)[::step]
     if not bool(change.any()) or not bool(updates.any()):
         return None
     shares = torch.linalg.lstsq(updates, change[:, None], driver="gelsd").solution[:, 0]
-    rest = change - updates @ shares
-    deviation = float(rest.norm()) / math.sqrt(max(len(rest) - len(shares), 1))
+    residual = change - updates @ shares
+    deviation = float(residual.norm()) / math.sqrt(max(len(residual) - len(shares), 1))
     errors = deviation * torch.linalg.pinv(updates.mT @ updates, hermitian=True).diagonal().clamp_min(0).sqrt()
-    return Sum(tuple(shares.tolist()), tuple(errors.tolist()), deviation, float(rest.norm() / change.norm()))
+    return Sum(tuple(shares.tolist()), tuple(errors.tolist()), deviation, float(residual.norm() / change.norm()))
 
 
-def strongest_correlation(records: Records, before: Mapping[str, Tensor], trained: Sequence[Trained]) -> float:
+def strongest_correlation(
+    records: Records, first_weights: Mapping[str, Tensor], trained: Sequence[ClientTraining]
+) -> float:
     """Of anything in a client's answers with its own update or weights, whatever the scale."""
-    by_node = {one.node: one for one in trained}
+    by_node = {training.node: training for training in trained}
     strongest = 0.0
     for line in records.wire():
-        one = by_node.get(int(line["node"])) if line["way"] == "up" else None
-        if one is None:
+        training = by_node.get(int(line["node"])) if line["way"] == "up" else None
+        if training is None:
             continue
-        hidden = list(_hidden(before, one.weights))
+        hidden = list(_hidden(first_weights, training.weights))
         for sent in _sent(line):
-            strongest = max(strongest, *(strongest_window(sent, own) for own in hidden if len(sent) >= len(own)), 0.0)
+            strongest = max(
+                strongest, *(strongest_window(sent, numbers) for numbers in hidden if len(sent) >= len(numbers)), 0.0
+            )
     return strongest
 
 
-def _hidden(before: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Iterator[Vector]:
+def _hidden(first_weights: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Iterator[Vector]:
     """The first numbers of the largest tensor that was trained: its update, and its weights."""
     name = max(
-        (name for name, tensor in weights.items() if tensor.is_floating_point()), key=lambda one: weights[one].numel()
+        (name for name, tensor in weights.items() if tensor.is_floating_point()), key=lambda key: weights[key].numel()
     )
-    for tensor in (weights[name].double() - before[name].double(), weights[name].double()):
+    for tensor in (weights[name].double() - first_weights[name].double(), weights[name].double()):
         yield tensor.flatten()[:WINDOW].numpy()
 
 

@@ -46,9 +46,9 @@ def find_private(values: Mapping[str, Any], private: Sequence[Private]) -> Itera
         private: What is behind every upload of which hooks kept something.
     """
     numbers = [float(value) for value in values.values() if isinstance(value, int | float)]
-    together = {} if len(numbers) < FEWEST else {"all numbers of the record together": numbers}
+    whole_record = {} if len(numbers) < FEWEST else {"all numbers of the record together": numbers}
     views = [view for batch in private for view in _views(batch)]
-    for name, value in {**values, **together}.items():
+    for name, value in {**values, **whole_record}.items():
         strongest = max((_strongest(vector, views) for vector in vectors(value)), default=0.0)
         if strongest:
             yield name, strongest
@@ -118,12 +118,12 @@ def _strongest(vector: Vector, views: Sequence[tuple[Vector, bool]]) -> float:
         if len(shorter) < FEWEST or np.ptp(shorter) == 0:
             continue
         if len(longer) == len(shorter):
-            highest, wanted = _correlation(longer, shorter), PARALLEL
+            highest, threshold = _correlation(longer, shorter), PARALLEL
         elif parts and len(shorter) >= FEWEST_OF_PART:
-            highest, wanted = strongest_window(longer, shorter), PARALLEL_PART
+            highest, threshold = strongest_window(longer, shorter), PARALLEL_PART
         else:
             continue
-        if highest > wanted:
+        if highest > threshold:
             return highest
     return 0.0
 

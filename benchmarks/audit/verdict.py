@@ -30,8 +30,10 @@ def first_line(report: Mapping[str, Any]) -> str:
     replaced = report["stand_ins"]
     if not replaced:
         return "Nothing stood in: the app's own data and weights were used."
-    said = "; ".join(f"{one['instead']} in place of {one['what']} {one['name']}" for one in replaced)
-    return f"Stand-ins were used, so steps, batches and weights are not those of the deployment: {said}."
+    replacements = "; ".join(
+        f"{stand_in['instead']} in place of {stand_in['what']} {stand_in['name']}" for stand_in in replaced
+    )
+    return f"Stand-ins were used, so steps, batches and weights are not those of the deployment: {replacements}."
 
 
 def verdict(report: Mapping[str, Any]) -> list[str]:
@@ -64,12 +66,14 @@ def _of_pictures(report: Mapping[str, Any]) -> str:
             "undefended gradient of one known picture. That is no evidence of protection."
         )
     strongest = max(row["psnr_worst_case"] for row in control["rows"] if row["reveals"] == "pictures")
-    shown = f"the undefended gradient of one known picture of the same network gives it back at {strongest} dB"
+    undefended = f"the undefended gradient of one known picture of the same network gives it back at {strongest} dB"
     if ran:
         best = max(row["psnr_worst_case"] for row in ran)
-        return f"No attack recovered more than the floor: at most {best} dB from what the app sends, while {shown}."
+        return (
+            f"No attack recovered more than the floor: at most {best} dB from what the app sends, while {undefended}."
+        )
     reasons = [row["reason"] for row in report["attacks"] if not row["applies"] and row["attack"] == "patch_embedding"]
-    return f"No attack on pictures applies to what the app sends ({(reasons or ['see below'])[0]}), while {shown}."
+    return f"No attack on pictures applies to what the app sends ({(reasons or ['see below'])[0]}), while {undefended}."
 
 
 def _control(report: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -90,14 +94,14 @@ def _besides(report: Mapping[str, Any]) -> list[str]:
     failed = [row for row in report["protections"] if row["verified"] == "no"]
     sentences = [f"{row['protection'].capitalize()}: {row['said']}" for row in failed]
     if cheats:
-        row = max(cheats, key=lambda one: one["psnr"])
+        row = max(cheats, key=lambda entry: entry["psnr"])
         sentences.append(f"A server that changes weights gets more: with {row['server']}, {row['said']}.")
     if classes:
         sentences.append(f"Which classes a client holds shows in the head's bias: {result(classes[0])}.")
     if labels:
-        row = max(labels, key=lambda one: one["labels_right"])
+        row = max(labels, key=lambda entry: entry["labels_right"])
         sentences.append(f"Labels come back ({row['attack']}): {result({**row, 'reveals': 'labels'})}.")
     if features and not labels:
-        row = max(features, key=lambda one: one["features_near"])
+        row = max(features, key=lambda entry: entry["features_near"])
         sentences.append(f"Features come back ({row['attack']}): {result(row)}.")
     return sentences

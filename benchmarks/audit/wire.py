@@ -46,7 +46,7 @@ class Answer:
         shared = {name: sent[name] for name in arrays if name in sent}
         if are_weights(arrays, shared):
             return "weights"
-        same = len(shared) == len(arrays) and all(arrays[name].shape == one.shape for name, one in shared.items())
+        same = len(shared) == len(arrays) and all(arrays[name].shape == tensor.shape for name, tensor in shared.items())
         if not same:
             return "unknown"
         return "weights" if _holds_what_was_sent(arrays, shared) else "gradient"
@@ -102,8 +102,8 @@ def leaves(records: Records, answers: Sequence[Answer]) -> list[dict[str, Any]]:
         for record, described in line.get("records", {}).items():
             for entry in _entries(described, kind if line["type"].startswith("train") else None):
                 key = (line["type"], record, entry["name"])
-                known = entries.setdefault(key, {"message": line["type"], "record": record, **entry, "times": 0})
-                known["times"] += 1
+                counted = entries.setdefault(key, {"message": line["type"], "record": record, **entry, "times": 0})
+                counted["times"] += 1
     return list(entries.values())
 
 
@@ -113,9 +113,9 @@ def _entries(described: Mapping[str, Any], kind: Kind | None) -> list[dict[str, 
             {"name": name, "what": kind or "arrays", "dtype": dtype, "shape": shape, "bytes": size}
             for name, (dtype, shape, size) in described["entries"].items()
         ]
-    what = "metric in clear" if described["kind"] == "metrics" else "configuration in clear"
+    meaning = "metric in clear" if described["kind"] == "metrics" else "configuration in clear"
     return [
-        {"name": name, "what": what, "dtype": type(value).__name__, "bytes": _size(value), "example": _short(value)}
+        {"name": name, "what": meaning, "dtype": type(value).__name__, "bytes": _size(value), "example": _short(value)}
         for name, value in described["values"].items()
     ]
 

@@ -1,6 +1,5 @@
 """The report's figures in words that somebody who runs no attacks understands; ``report.json`` has them as they are."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -41,33 +40,35 @@ def controls(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     ]
 
 
-def recipe(seen: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def recipe(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The recipe that was seen, a line for each part that says something."""
-    if not seen["trains"]:
-        yield "training", seen["why"]
+    if not values["trains"]:
+        yield "training", values["why"]
         return
-    yield "network", seen["model"]
-    yield "optimiser", seen["optimiser"]
-    if seen["learning_rates"]:
-        yield "learning rate", ", ".join(f"{rate:g}" for rate in seen["learning_rates"])
+    yield "network", values["model"]
+    yield "optimiser", values["optimiser"]
+    if values["learning_rates"]:
+        yield "learning rate", ", ".join(f"{rate:g}" for rate in values["learning_rates"])
     for name in ("momentum", "weight_decay"):
-        if seen[name]:
-            yield name.replace("_", " "), f"{seen[name]:g}"
-    yield "steps of a client in a round", str(seen["steps"])
-    yield "batches", ", ".join(f"{count} of {size}" for size, count in seen["batch_sizes"].items())
-    if seen["loss"]:
-        smoothing = seen["loss"]["label_smoothing"]
-        yield "loss", seen["loss"]["name"] + (f", label smoothing {smoothing:g}" if smoothing else "")
-    if seen["normalisation"]:
-        mean, std = (", ".join(f"{value:g}" for value in seen["normalisation"][key]) for key in ("mean", "std"))
+        if values[name]:
+            yield name.replace("_", " "), f"{values[name]:g}"
+    yield "steps of a client in a round", str(values["steps"])
+    yield "batches", ", ".join(f"{count} of {size}" for size, count in values["batch_sizes"].items())
+    if values["loss"]:
+        smoothing = values["loss"]["label_smoothing"]
+        yield "loss", values["loss"]["name"] + (f", label smoothing {smoothing:g}" if smoothing else "")
+    if values["normalisation"]:
+        mean, std = (", ".join(f"{value:g}" for value in values["normalisation"][key]) for key in ("mean", "std"))
         yield "pictures enter the network", f"less {mean}, divided by {std}"
 
 
-def unusual(found: Sequence[Mapping[str, Any]]) -> list[str]:
+def unusual(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Values in clear that are larger than a metric needs, a sentence for each record."""
-    records = Counter(one["record"] for one in found)
-    return [
-        f"In {record}, {', '.join(one['name'] for one in found if one['record'] == record)} hold more than a metric or "
-        f"a setting needs: up to {max(one['size'] for one in found if one['record'] == record):,} numbers or bytes."
-        for record in records
-    ]
+    sentences = []
+    for record in dict.fromkeys(entry["record"] for entry in entries):
+        of_record = [entry for entry in entries if entry["record"] == record]
+        sentences.append(
+            f"In {record}, {', '.join(entry['name'] for entry in of_record)} hold more than a metric or a setting "
+            f"needs: up to {max(entry['size'] for entry in of_record):,} numbers or bytes."
+        )
+    return sentences

@@ -58,9 +58,9 @@ class Tap(Grid):
         """As the Grid's."""
         return self._grid.run
 
-    def create_message(self, *arguments: Any, **named: Any) -> Message:
+    def create_message(self, *arguments: Any, **keywords: Any) -> Message:
         """As the Grid's."""
-        return self._grid.create_message(*arguments, **named)
+        return self._grid.create_message(*arguments, **keywords)
 
     def get_node_ids(self) -> Iterable[int]:
         """As the Grid's; asked again and again before anything is sent, the app waits for more clients."""
@@ -109,10 +109,10 @@ class Tap(Grid):
         about, content = self._repeatable.metadata, self._repeatable.content
         for number in range(REPEATS):
             marked = RecordDict({**content, settings.REPEAT: ConfigRecord({"number": number})})
-            asked = Message(
+            request = Message(
                 marked, dst_node_id=about.dst_node_id, message_type=about.message_type, group_id=about.group_id
             )
-            for reply in self._grid.send_and_receive([asked], timeout=REPEATED_WITHIN):
+            for reply in self._grid.send_and_receive([request], timeout=REPEATED_WITHIN):
                 if not reply.has_error():
                     line = {"of": about.message_id, "id": reply.metadata.reply_to_message_id}
                     settings.note(FOLDER, "repeats.jsonl", {**line, "file": self._arrays("up", reply, {})})
@@ -125,9 +125,9 @@ class Tap(Grid):
         for message in outgoing:
             self._count_one(message)
         types = {message.metadata.message_type for message in outgoing}
-        again = self._round == self._rounds and bool(types & self._evaluated)
-        self._evaluated |= {one for one in types if one.partition(".")[0] == "evaluate"}
-        if self._round > self._rounds or again:
+        evaluates_again = self._round == self._rounds and bool(types & self._evaluated)
+        self._evaluated |= {kind for kind in types if kind.partition(".")[0] == "evaluate"}
+        if self._round > self._rounds or evaluates_again:
             with self._ending:  # older loops send from several threads
                 self.repeat()
                 end("ended.jsonl", {"ended": "enough"})
@@ -140,15 +140,15 @@ class Tap(Grid):
         node = message.metadata.dst_node_id
         self._trained[node] = self._trained.get(node, 0) + 1
         configs: list[Any] = [*message.content.config_records.values(), {"server-round": message.metadata.group_id}]
-        stated = [one["server-round"] for one in configs if str(one.get("server-round", "")).isdigit()]
+        stated = [config["server-round"] for config in configs if str(config.get("server-round", "")).isdigit()]
         self._round = max(self._round, int(stated[0]) if stated else self._trained[node])
 
     def _warm(self) -> None:
         """Have every client import the app; what that fails of, its answers to the app's own messages say again."""
-        asked = [
+        requests = [
             Message(RecordDict(), dst_node_id=node, message_type=settings.WARM) for node in self._grid.get_node_ids()
         ]
-        list(self._grid.send_and_receive(asked, timeout=WARM_SECONDS))
+        list(self._grid.send_and_receive(requests, timeout=WARM_SECONDS))
 
     def _keep(self, way: str, messages: list[Message]) -> None:
         shared: dict[int, str] = {}
@@ -179,8 +179,8 @@ class Tap(Grid):
             return
         if way == "down":
             self._unanswered[message.metadata.message_id] = (message, time.monotonic())
-        elif asked := self._unanswered.pop(message.metadata.reply_to_message_id, None):
-            question, when = asked
+        elif pending := self._unanswered.pop(message.metadata.reply_to_message_id, None):
+            question, when = pending
             if time.monotonic() - when < REPEATED_WITHIN:
                 self._repeatable = question
 

@@ -35,8 +35,10 @@ def note(folder: Path, name: str, line: dict[str, Any]) -> None:
 def note_problem(folder: Path, where: str, error: BaseException) -> None:
     """Keep what the app failed of, with what caused it, outermost last."""
     chain: list[dict[str, str]] = []
-    seen: BaseException | None = error
-    while seen is not None and len(chain) < 10:
-        chain.append({"type": type(seen).__name__, "text": str(seen)[:2000], "module": str(getattr(seen, "name", ""))})
-        seen = seen.__cause__ or seen.__context__
+    cause: BaseException | None = error
+    while cause is not None and len(chain) < 10:
+        chain.append(
+            {"type": type(cause).__name__, "text": str(cause)[:2000], "module": str(getattr(cause, "name", ""))}
+        )
+        cause = cause.__cause__ or cause.__context__
     note(folder, "problems.jsonl", {"where": where, "chain": chain})

@@ -43,13 +43,13 @@ _installed = False
 _given: dict[str, Any] = {}
 
 
-def install(given: dict[str, Any]) -> None:
+def install(side_settings: dict[str, Any]) -> None:
     """Put everything in place, once; ``given`` are the settings of a side."""
     global _installed
     if _installed:
         return
     _installed = True
-    _given.update(given)
+    _given.update(side_settings)
     os.environ.update(OFFLINE)
     places = (_hub_datasets, _torchvision_datasets, _torchvision_weights, _timm_weights, _transformers, _hub_metrics)
     for replace in places:
@@ -59,8 +59,8 @@ def install(given: dict[str, Any]) -> None:
             continue  # the app cannot use what is not installed
 
 
-def _say(what: str, name: str, instead: str) -> None:
-    settings.note(Path(_given["folder"]), "stand-ins.jsonl", {"what": what, "name": name, "instead": instead})
+def _say(kind: str, name: str, instead: str) -> None:
+    settings.note(Path(_given["folder"]), "stand-ins.jsonl", {"what": kind, "name": name, "instead": instead})
 
 
 def pictures(count: int, side: int, channels: int, seed: int) -> list[np.ndarray[Any, Any]]:
@@ -69,16 +69,16 @@ def pictures(count: int, side: int, channels: int, seed: int) -> list[np.ndarray
 
     source = np.load(_given["pictures"])["pictures"]
     generator = np.random.default_rng(seed)
-    made = []
+    images = []
     for place in range(count):
         whole = source[place % len(source)]
         size = int(generator.integers(whole.shape[0] // 2, whole.shape[0] + 1))
-        top, left = (int(generator.integers(0, whole.shape[0] - size + 1)) for _ in range(2))
-        part = Image.fromarray(whole[top : top + size, left : left + size]).resize((side, side))
+        top, left_edge = (int(generator.integers(0, whole.shape[0] - size + 1)) for _ in range(2))
+        part = Image.fromarray(whole[top : top + size, left_edge : left_edge + size]).resize((side, side))
         if generator.random() < 0.5:
             part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        made.append(np.asarray(part if channels > 1 else part.convert("L")))
-    return made
+        images.append(np.asarray(part if channels > 1 else part.convert("L")))
+    return images
 
 
 def labels(count: int, classes: int, seed: int) -> list[int]:
@@ -104,13 +104,13 @@ def _hub_datasets() -> None:
     original = datasets.load_dataset
 
     @wraps(original)
-    def load_dataset(path: str, *arguments: Any, **named: Any) -> Any:
+    def load_dataset(path: str, *arguments: Any, **keywords: Any) -> Any:
         try:
-            return original(path, *arguments, **named)
+            return original(path, *arguments, **keywords)
         except Exception:  # noqa: BLE001 (of many kinds, all meaning that it is not here)
-            made = _hub_dataset(path)
-            split = named.get("split")
-            return made if split is None else made["train" if "train" in str(split) else "test"]
+            splits = _hub_dataset(path)
+            split = keywords.get("split")
+            return splits if split is None else splits["train" if "train" in str(split) else "test"]
 
     datasets.load_dataset = load_dataset
 
@@ -128,16 +128,16 @@ def _hub_dataset(path: str) -> Any:
             generator = np.random.default_rng(seed)
             rows: dict[str, Any] = {text: [" ".join(generator.choice(WORDS, 24)) for _ in range(count)]}
             features = {text: datasets.Value("string")}
-            said = "sentences of drawn letters"
+            description = "sentences of drawn letters"
         else:
             count, column = _rows(side), image or "image"
             rows = {column: pictures(count, side, channels, seed)}
             features = {column: datasets.Image()}
-            said = f"parts of bundled pictures, {side} x {side}"
+            description = f"parts of bundled pictures, {side} x {side}"
         rows[label] = labels(count, classes, seed)
         features[label] = datasets.ClassLabel(num_classes=classes)
         splits[split] = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
-    _say("data set", path, f"{count} {said} for training, as many for testing")
+    _say("data set", path, f"{count} {description} for training, as many for testing")
     return datasets.DatasetDict(splits)
 
 
@@ -149,7 +149,9 @@ class _Accuracy:
 
     def add_batch(self, *, predictions: Any, references: Any, **_: Any) -> None:
         """Count a batch."""
-        self._right += [bool(one == other) for one, other in zip(predictions, references, strict=True)]
+        self._right += [
+            bool(prediction == reference) for prediction, reference in zip(predictions, references, strict=True)
+        ]
 
     def compute(self, *, predictions: Any = (), references: Any = (), **_: Any) -> dict[str, float]:
         """The share, by the metric's name."""
@@ -162,9 +164,9 @@ def _hub_metrics() -> None:
     original = evaluate.load
 
     @wraps(original)
-    def load(path: str, *arguments: Any, **named: Any) -> Any:
+    def load(path: str, *arguments: Any, **keywords: Any) -> Any:
         try:
-            return original(path, *arguments, **named)
+            return original(path, *arguments, **keywords)
         except Exception:  # noqa: BLE001 (of many kinds, all meaning that it is not here)
             _say("metric", path, "the share of predictions that are right")
             return _Accuracy(path)
@@ -192,23 +194,27 @@ def _stand_in_for(kind: Any) -> None:
     initialise, length, item = kind.__init__, kind.__len__, kind.__getitem__
 
     @wraps(initialise)
-    def initialise_or_stand_in(self: Any, *arguments: Any, **named: Any) -> None:
+    def initialise_or_stand_in(self: Any, *arguments: Any, **keywords: Any) -> None:
         try:
-            initialise(self, *arguments, **{**named, **({"download": False} if "download" in named else {})})
+            initialise(self, *arguments, **{**keywords, **({"download": False} if "download" in keywords else {})})
         except Exception:  # noqa: BLE001
-            train = arguments[1] if len(arguments) > 1 else named.get("train", named.get("split", "train") == "train")
-            name = next(one.__name__ for one in type(self).__mro__ if one.__module__.startswith("torchvision."))
+            train = (
+                arguments[1] if len(arguments) > 1 else keywords.get("train", keywords.get("split", "train") == "train")
+            )
+            name = next(
+                ancestor.__name__ for ancestor in type(self).__mro__ if ancestor.__module__.startswith("torchvision.")
+            )
             side, channels, classes = kind_of(name)
             count = _rows(side)
             self.data = np.stack(pictures(count, side, channels, int(not train)))
             self.targets = labels(count, classes, int(not train))
             self.classes = [str(number) for number in range(classes)]
-            self.root, self.train = named.get("root", arguments[0] if arguments else "."), bool(train)
-            self.transform, self.target_transform = named.get("transform"), named.get("target_transform")
+            self.root, self.train = keywords.get("root", arguments[0] if arguments else "."), bool(train)
+            self.transform, self.target_transform = keywords.get("transform"), keywords.get("target_transform")
             self.transforms = None
             self.stands_in = True
-            said = f"{count} parts of bundled pictures, {side} x {side}"
-            _say("data set", f"torchvision {name}", said)
+            description = f"{count} parts of bundled pictures, {side} x {side}"
+            _say("data set", f"torchvision {name}", description)
 
     def item_or_stand_in(self: Any, place: int) -> Any:
         if not getattr(self, "stands_in", False):
@@ -236,16 +242,16 @@ def _torchvision_weights() -> None:
     module: Any = torch.nn.Module
     original, load = _api.WeightsEnum.get_state_dict, module.load_state_dict
 
-    def get_state_dict(self: Any, *arguments: Any, **named: Any) -> Any:
+    def get_state_dict(self: Any, *arguments: Any, **keywords: Any) -> Any:
         try:
-            return original(self, *arguments, **named)
+            return original(self, *arguments, **keywords)
         except Exception:  # noqa: BLE001
             _say("weights", f"torchvision {self}", "drawn weights")
             return _Drawn()
 
     @wraps(load)
-    def load_state_dict(self: Any, state: Any, *arguments: Any, **named: Any) -> Any:
-        return None if isinstance(state, _Drawn) else load(self, state, *arguments, **named)
+    def load_state_dict(self: Any, state: Any, *arguments: Any, **keywords: Any) -> Any:
+        return None if isinstance(state, _Drawn) else load(self, state, *arguments, **keywords)
 
     _api.WeightsEnum.get_state_dict = get_state_dict
     module.load_state_dict = load_state_dict
@@ -258,15 +264,15 @@ def _timm_weights() -> None:
     original = library.create_model
 
     @wraps(original)
-    def create_model(name: str, *arguments: Any, **named: Any) -> Any:
+    def create_model(name: str, *arguments: Any, **keywords: Any) -> Any:
         try:
-            return original(name, *arguments, **named)
+            return original(name, *arguments, **keywords)
         except Exception:
-            pretrained = named.get("pretrained", arguments[0] if arguments else False)
+            pretrained = keywords.get("pretrained", arguments[0] if arguments else False)
             if not pretrained:
                 raise
             _say("weights", f"timm {name}", "drawn weights")
-            return original(name, *([False, *arguments[1:]] if arguments else ()), **{**named, "pretrained": False})
+            return original(name, *([False, *arguments[1:]] if arguments else ()), **{**keywords, "pretrained": False})
 
     library.create_model = library.models.create_model = create_model
 
@@ -278,7 +284,7 @@ def _transformers() -> None:
     _stand_in(transformers.PreTrainedModel, _drawn_model, "weights", "drawn weights")
     _stand_in(_BaseAutoModelClass, _drawn_model, "weights", "drawn weights")
     _stand_in(
-        transformers.AutoConfig, lambda _kind, name, named: _config(name, named), "configuration", "a default one"
+        transformers.AutoConfig, lambda _kind, name, keywords: _config(name, keywords), "configuration", "a default one"
     )
     _stand_in(transformers.AutoTokenizer, _tokenizer, "tokenizer", "a tokenizer of letters")
     _stand_in(transformers.PreTrainedTokenizerBase, _tokenizer, "tokenizer", "a tokenizer of letters")
@@ -288,21 +294,21 @@ def _transformers() -> None:
         _stand_in(transformers.ViTImageProcessor, lambda kind, _name, _named: kind(), "processor", "ViT's default")
 
 
-def _stand_in(kind: Any, make: Callable[[Any, str, dict[str, Any]], Any], what: str, instead: str) -> None:
+def _stand_in(kind: Any, make: Callable[[Any, str, dict[str, Any]], Any], subject: str, instead: str) -> None:
     original = kind.from_pretrained.__func__
 
-    def from_pretrained(cls: Any, name: Any, *arguments: Any, **named: Any) -> Any:
+    def from_pretrained(cls: Any, name: Any, *arguments: Any, **keywords: Any) -> Any:
         try:
-            return original(cls, name, *arguments, **named)
+            return original(cls, name, *arguments, **keywords)
         except Exception:  # noqa: BLE001
-            made = make(cls, str(name), named)
-            _say(what, str(name), instead)
-            return made
+            stand_in = make(cls, str(name), keywords)
+            _say(subject, str(name), instead)
+            return stand_in
 
     kind.from_pretrained = classmethod(from_pretrained)
 
 
-def _config(name: str, named: dict[str, Any]) -> Any:
+def _config(name: str, keywords: dict[str, Any]) -> Any:
     """The configuration that a name speaks of: the longest type in it, the size of it, and what the app asks for."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: PLC0415
 
@@ -311,30 +317,30 @@ def _config(name: str, named: dict[str, Any]) -> Any:
     if not types:
         raise OSError(f"nothing stands in for {name!r}: its name speaks of no type of model that transformers knows")
     config = CONFIG_MAPPING[max(types, key=len)]()
-    return _sized(config, words, named)
+    return _sized(config, words, keywords)
 
 
-def _sized(config: Any, words: str, named: dict[str, Any]) -> Any:
+def _sized(config: Any, words: str, keywords: dict[str, Any]) -> Any:
     sizes = VISION_SIZES if getattr(config, "model_type", "") in ("vit", "deit") else TEXT_SIZES
     for word, (layers, hidden, heads) in sizes.items():
         if word in words and hasattr(config, "hidden_size"):
             config.num_hidden_layers, config.hidden_size, config.num_attention_heads = layers, hidden, heads
             config.intermediate_size = 4 * hidden
-    for key, value in named.items():
+    for key, value in keywords.items():
         if hasattr(config, key) or key == "num_labels":
             setattr(config, key, value)
     return config
 
 
-def _drawn_model(kind: Any, name: str, named: dict[str, Any]) -> Any:
-    config = named.get("config")
+def _drawn_model(kind: Any, name: str, keywords: dict[str, Any]) -> Any:
+    config = keywords.get("config")
     if config is None:
         default = getattr(kind, "config_class", None)
-        config = _config(name, named) if default is None else _sized(default(), name.lower(), named)
+        config = _config(name, keywords) if default is None else _sized(default(), name.lower(), keywords)
     return kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
 
 
-def _tokenizer(_kind: Any, _name: str, named: dict[str, Any]) -> Any:
+def _tokenizer(_kind: Any, _name: str, keywords: dict[str, Any]) -> Any:
     import transformers  # noqa: PLC0415
 
     letters = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-"
@@ -342,6 +348,6 @@ def _tokenizer(_kind: Any, _name: str, named: dict[str, Any]) -> Any:
     path = Path(_given["folder"]) / "vocabulary.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(vocabulary))
-    length = named.get("model_max_length", 512)
+    length = keywords.get("model_max_length", 512)
     library: Any = transformers
     return library.BertTokenizerFast(vocab_file=str(path), model_max_length=length)

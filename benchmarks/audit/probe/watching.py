@@ -31,13 +31,13 @@ KEPT_BYTES = 2**28
 LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "mse_loss")
 NUMBERS = (int, float, bool)
 
-_watch: "Watch | None" = None
+_watch: "TrainingWatch | None" = None
 _normalisations: list[tuple[list[float], list[float]]] = []
 _depth = 0
 _patched = False
 
 
-class Watch:
+class TrainingWatch:
     """Sees one training message through; what it saw is kept afterwards.
 
     Args:
@@ -72,7 +72,7 @@ class Watch:
         global _watch
         _watch = None
 
-    def see_call(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def see_call(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """A module with weights is called from outside of any other."""
         if not module.training or not torch.is_grad_enabled() or next(module.parameters(), None) is None:
             return
@@ -80,7 +80,7 @@ class Watch:
             self._keep_model(module)
         self._module = module
         self._forwards += 1
-        tensors = dict(_tensors([*arguments, named]))
+        tensors = dict(_tensors([*arguments, keywords]))
         inputs = [tensor for tensor in tensors.values() if tensor.ndim > 1] or list(tensors.values())
         self._sizes.append(len(inputs[0]) if inputs and inputs[0].ndim else 0)
         size = sum(tensor.nbytes for tensor in tensors.values())
@@ -88,7 +88,7 @@ class Watch:
             self._batches.append({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
             self._kept_bytes, self._kept_examples = self._kept_bytes + size, self._kept_examples + self._sizes[-1]
 
-    def see_loss(self, name: str, value: Tensor, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def see_loss(self, name: str, value: Tensor, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """A loss was computed of outputs and targets."""
         if not torch.is_grad_enabled() or self._module is None or not self._module.training:
             return
@@ -96,13 +96,13 @@ class Watch:
         self._first_loss = float(value.detach().mean()) if self._losses == 1 else self._first_loss
         if self._repeat and self._losses == _losses_before(self._folder):
             _seed(self._repeat)
-        target = arguments[1] if len(arguments) > 1 else named.get("target")
+        target = arguments[1] if len(arguments) > 1 else keywords.get("target")
         if not self._loss:
-            smoothing = named.get("label_smoothing", 0.0)
+            smoothing = keywords.get("label_smoothing", 0.0)
             self._loss = {
                 "name": name,
                 "label_smoothing": float(smoothing),
-                "reduction": named.get("reduction", "mean"),
+                "reduction": keywords.get("reduction", "mean"),
             }
         if isinstance(target, Tensor) and self._batches and len(self._batches) == len(self._sizes):
             self._batches[-1].setdefault("target", target.detach().cpu().clone())
@@ -111,7 +111,7 @@ class Watch:
         """An optimiser is about to take a step."""
         self._steps[type(optimiser).__name__] += 1
         group = optimiser.param_groups[0]
-        self._rates |= {float(one["lr"]) for one in optimiser.param_groups}
+        self._rates |= {float(param_group["lr"]) for param_group in optimiser.param_groups}
         if not self._optimiser:
             plain = {name: value for name, value in group.items() if isinstance(value, (*NUMBERS, tuple, list))}
             plain.pop("params", None)
@@ -193,14 +193,14 @@ def watch_torch() -> None:
 
 
 def _seen_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(module: nn.Module, *arguments: Any, **named: Any) -> Any:
+    def call(module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
         global _depth
         if _watch is not None and _depth == 0:
-            _watch.see_call(module, arguments, named)
+            _watch.see_call(module, arguments, keywords)
         counted = next(module.parameters(), None) is not None
         _depth += counted
         try:
-            return original(module, *arguments, **named)
+            return original(module, *arguments, **keywords)
         finally:
             _depth -= counted
 
@@ -209,10 +209,10 @@ def _seen_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _seen_loss(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
-    def loss(*arguments: Any, **named: Any) -> Any:
-        value = original(*arguments, **named)
+    def loss(*arguments: Any, **keywords: Any) -> Any:
+        value = original(*arguments, **keywords)
         if _watch is not None:
-            _watch.see_loss(name, value, arguments, named)
+            _watch.see_loss(name, value, arguments, keywords)
         return value
 
     return loss
@@ -235,8 +235,8 @@ def _see_normalisations() -> None:
 
 def _seen_statistics(original: Callable[..., None]) -> Callable[..., None]:
     @wraps(original)
-    def initialise(self: Any, *arguments: Any, **named: Any) -> None:
-        original(self, *arguments, **named)
+    def initialise(self: Any, *arguments: Any, **keywords: Any) -> None:
+        original(self, *arguments, **keywords)
         _normalisations.append(([float(value) for value in self.mean], [float(value) for value in self.std]))
 
     return initialise
@@ -246,8 +246,16 @@ def _of_processors() -> list[tuple[list[float], list[float]]]:
     """What image processors of transformers normalise with."""
     if "transformers" not in sys.modules:
         return []
-    made = [one for one in gc.get_objects() if "ImageProcessor" in type(one).__name__ and hasattr(one, "image_mean")]
-    return [(list(one.image_mean), list(one.image_std)) for one in made if getattr(one, "image_mean", None)]
+    processors = [
+        processor
+        for processor in gc.get_objects()
+        if "ImageProcessor" in type(processor).__name__ and hasattr(processor, "image_mean")
+    ]
+    return [
+        (list(processor.image_mean), list(processor.image_std))
+        for processor in processors
+        if getattr(processor, "image_mean", None)
+    ]
 
 
 def _seed(number: int) -> None:
@@ -267,20 +275,25 @@ def _opacus() -> list[dict[str, Any]]:
     if "opacus" not in sys.modules:
         return []
     names = ("noise_multiplier", "max_grad_norm", "expected_batch_size")
-    made = [
-        one for one in gc.get_objects() if type(one).__name__.startswith("DP") and hasattr(one, "original_optimizer")
+    optimisers = [
+        optimiser
+        for optimiser in gc.get_objects()
+        if type(optimiser).__name__.startswith("DP") and hasattr(optimiser, "original_optimizer")
     ]
-    return [{**{name: getattr(one, name, None) for name in names}, "measured_noise": _noise(one)} for one in made]
+    return [
+        {**{name: getattr(optimiser, name, None) for name in names}, "measured_noise": _noise(optimiser)}
+        for optimiser in optimisers
+    ]
 
 
 def _noise(optimiser: Any) -> float | None:
     """Standard deviation of what one of Opacus' optimisers added to the sum of clipped gradients, before its step."""
     expected = float(optimiser.expected_batch_size or 1)
-    parameters = [one for group in optimiser.param_groups for one in group["params"]]
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     added = [
-        (one.grad * expected - one.summed_grad).flatten()
-        for one in parameters
-        if one.grad is not None and getattr(one, "summed_grad", None) is not None
+        (parameter.grad * expected - parameter.summed_grad).flatten()
+        for parameter in parameters
+        if parameter.grad is not None and getattr(parameter, "summed_grad", None) is not None
     ]
     return float(torch.cat(added).std()) if added else None
 
