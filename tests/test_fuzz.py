@@ -27,7 +27,7 @@ from fedmjp.benchmarks.report.tables import Report
 from fedmjp.benchmarks.report.texts import csv_text, latex_text, markdown_text
 from fedmjp.benchmarks.uploads.rounds import open_records
 from fedmjp.data.selection import open_source, select_for
-from fedmjp.errors import FedmjpError
+from fedmjp.errors import Failure, FedmjpError
 from fedmjp.scenario import Scenario
 from tests.boards import ENVIRONMENTS, ledger_of
 from tests.experiments import record_directly
@@ -193,8 +193,8 @@ def use(place: Path) -> Iterator[str]:
         batches = [tuple(entry.name for entry in batch) for batch in found.batches(scenario)]
         source = found.source(experiment)
         for made in source.uploads(batches).values():
-            if isinstance(made, str):
-                yield made
+            if isinstance(made, Failure):
+                yield made.reason
             else:
                 with suppress(FedmjpError):
                     source.model(made.upload.weights)

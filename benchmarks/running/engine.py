@@ -101,7 +101,11 @@ class Engine:
         """
         exchanges = self.source.uploads(list(_by_batch(trials)))
         recorded = {batch: exchange for batch, exchange in exchanges.items() if isinstance(exchange, Exchange)}
-        reasons = {batch: source_error or reason for batch, reason in exchanges.items() if isinstance(reason, str)}
+        reasons = {
+            batch: source_error or failure.reason
+            for batch, failure in exchanges.items()
+            if isinstance(failure, Failure)
+        }
         if reasons:
             self.source.stale()
             yield StackResults(

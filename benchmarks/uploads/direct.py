@@ -13,7 +13,7 @@ from fedmjp.benchmarks.uploads.source import Batch, UploadSource, described, ten
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import Selection
-from fedmjp.errors import ConfigError, FedmjpError
+from fedmjp.errors import ConfigError, Failure, FedmjpError
 from fedmjp.exchange import (
     Exchange,
     change_weights,
@@ -33,7 +33,7 @@ from fedmjp.setups import Turn
 from fedmjp.stacked import ENTRANCE, entrance_gradients
 
 PICTURES_PER_PASS = 16
-Found = dict[Batch, Exchange | str]
+Outcomes = dict[Batch, Exchange | Failure]
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Memory:
     computed once, as long as they ask for the same pictures one after another.
     """
 
-    found: dict[int, Found] = field(default_factory=dict)
+    outcomes: dict[int, Outcomes] = field(default_factory=dict)
     _of: Hashable = None
 
     def turn_to(self, pictures: Hashable) -> None:
@@ -54,7 +54,7 @@ class Memory:
             pictures: Those that are asked for now.
         """
         if pictures != self._of:
-            self._of, self.found = pictures, {}
+            self._of, self.outcomes = pictures, {}
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class DirectUploads(UploadSource):
         if rate:
             raise ConfigError(f"direct mode keeps the weights; server-learning-rate is {rate}")
 
-    def uploads(self, batches: Sequence[Batch]) -> Mapping[Batch, Exchange | str]:
+    def uploads(self, batches: Sequence[Batch]) -> Mapping[Batch, Exchange | Failure]:
         """Compute uploads, in stacks where the attacks read nothing but the model's entrance.
 
         Args:
@@ -91,17 +91,17 @@ class DirectUploads(UploadSource):
         try:
             model = initial_model(scenario.network, scenario.device)
         except FedmjpError as error:
-            return dict.fromkeys(batches, str(error))
+            return dict.fromkeys(batches, Failure(str(error)))
         read, of_others = (tensors_read(self.experiment, model, of_others=is_further) for is_further in (False, True))
         memory = self.memory or Memory()
         memory.turn_to((one_upload(scenario), tuple(batches), read, of_others))
         first = scenario.probes
         numbers = range(first, first + (scenario.uploads_per_picture if of_others else 1))
         for number in numbers:
-            if number not in memory.found:
+            if number not in memory.outcomes:
                 tensors = of_others if number > first else read
-                memory.found[number] = self._numbered(model, batches, tensors, number, memory)
-        exchanges = {batch: _together([memory.found[number][batch] for number in numbers]) for batch in batches}
+                memory.outcomes[number] = self._numbered(model, batches, tensors, number, memory)
+        exchanges = {batch: _join_uploads([memory.outcomes[number][batch] for number in numbers]) for batch in batches}
         computed = [outcome for outcome in exchanges.values() if isinstance(outcome, Exchange) and outcome.changed]
         self._sent.update((exchange.upload.weights, exchange.changed[0]) for exchange in computed)
         return exchanges
@@ -124,13 +124,13 @@ class DirectUploads(UploadSource):
 
     def _numbered(
         self, model: VitClassifier, batches: Sequence[Batch], names: frozenset[str], number: int, memory: Memory
-    ) -> Found:
+    ) -> Outcomes:
         """Compute one upload of each batch."""
         scenario = self._scenario
         parts = scenario.pipeline.parts and scenario.pipeline.clients == 1
         gradients = scenario.update == "gradient" and model.has_positions
         stacked = parts and gradients and scenario.server is None and names and names <= ENTRANCE
-        exchanges: Found = {}
+        exchanges: Outcomes = {}
         for stack in self.passes(batches) if stacked else [[batch] for batch in batches]:
             exchanges |= self._computed(model, stack, names, number, memory)
         return {batch: exchanges[batch] for batch in batches}
@@ -148,10 +148,10 @@ class DirectUploads(UploadSource):
 
     def _computed(
         self, model: VitClassifier, stack: Sequence[Batch], names: frozenset[str], number: int, memory: Memory
-    ) -> Found:
+    ) -> Outcomes:
         """Compute the uploads of one pass, or of one batch alone."""
         scenario = self._scenario
-        exchanges: Found = {}
+        exchanges: Outcomes = {}
         private: dict[Batch, PrivateBatch] = {}
         changed: dict[Batch, tuple[Mapping[str, Tensor], ...]] = {}
         for batch in stack:
@@ -160,7 +160,7 @@ class DirectUploads(UploadSource):
                 private[batch] = prepare_private(scenario, pictures, number)
                 changed[batch] = _changed_before(memory, batch) or change_weights(scenario, model, pictures)
             except FedmjpError as error:
-                exchanges[batch] = str(error)
+                exchanges[batch] = Failure(str(error))
         try:
             updates = self._updates(model, list(private.values()), list(changed.values()), names, number)
             for (batch, batch_private), sent in zip(private.items(), updates, strict=True):
@@ -171,7 +171,8 @@ class DirectUploads(UploadSource):
                 exchanges[batch] = Exchange(batch_private, upload, changed[batch])
         except Exception as error:  # noqa: BLE001 (whatever a client breaks down with is a result)
             for batch in private:
-                exchanges.setdefault(batch, f"the client's update of {', '.join(batch)} failed: {described(error)}")
+                reason = f"the client's update of {', '.join(batch)} failed: {described(error)}"
+                exchanges.setdefault(batch, Failure(reason))
         return exchanges
 
     def _digest(self, model: VitClassifier, changed: Sequence[Mapping[str, Tensor]]) -> str:
@@ -234,15 +235,16 @@ def one_upload(scenario: Scenario) -> Scenario:
 
 def _changed_before(memory: Memory, batch: Batch) -> tuple[Mapping[str, Tensor], ...]:
     """Find the weights that a server sent for a former upload of these pictures; nothing if there was none."""
-    former = (exchanges.get(batch) for exchanges in memory.found.values())
+    former = (exchanges.get(batch) for exchanges in memory.outcomes.values())
     return next((outcome.changed for outcome in former if isinstance(outcome, Exchange)), ())
 
 
-def _together(outcomes: Sequence[Exchange | str]) -> Exchange | str:
-    failures = [outcome for outcome in outcomes if isinstance(outcome, str)]
-    if failures:
-        return failures[0]
-    first, *later = (outcome for outcome in outcomes if isinstance(outcome, Exchange))
+def _join_uploads(outcomes: Sequence[Exchange | Failure]) -> Exchange | Failure:
+    """Put later uploads of the same pictures into the first exchange; one failure is that of all."""
+    exchanges = [outcome for outcome in outcomes if isinstance(outcome, Exchange)]
+    if len(exchanges) < len(outcomes):
+        return next(outcome for outcome in outcomes if isinstance(outcome, Failure))
+    first, *later = exchanges
     return replace(first, upload=replace(first.upload, others=tuple(exchange.upload for exchange in later)))
 
 

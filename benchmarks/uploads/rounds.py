@@ -20,7 +20,7 @@ from fedmjp.benchmarks.uploads.recorded import Recording
 from fedmjp.benchmarks.uploads.source import MISSING, Batch, UploadSource, sent_model, tensors_read, told
 from fedmjp.config import Checkpoint
 from fedmjp.data.pictures import PictureEntry
-from fedmjp.errors import BadInputError, FedmjpError, RecordError
+from fedmjp.errors import BadInputError, Failure, FedmjpError, RecordError
 from fedmjp.exchange import Exchange
 from fedmjp.models.build import blueprint
 from fedmjp.models.classifier import VitClassifier
@@ -185,20 +185,20 @@ class RoundUploads(UploadSource):
     recorded: RecordedRounds
     _kept: list[tuple[_Record, Upload]] = field(default_factory=list)
 
-    def uploads(self, batches: Sequence[Batch]) -> Mapping[Batch, Exchange | str]:
+    def uploads(self, batches: Sequence[Batch]) -> Mapping[Batch, Exchange | Failure]:
         """Read the last upload of each batch, and all others of its client.
 
         Args:
             batches: Names of the pictures behind each.
         """
         last = {recorded.pictures: recorded for recorded in self._records}
-        exchanges: dict[Batch, Exchange | str] = {}
+        exchanges: dict[Batch, Exchange | Failure] = {}
         for batch in batches:
             record = last.get(batch)
             try:
-                exchanges[batch] = MISSING if record is None else self._read(record)
+                exchanges[batch] = Failure(MISSING) if record is None else self._read(record)
             except FedmjpError as error:
-                exchanges[batch] = f"{MISSING}: {error}"
+                exchanges[batch] = Failure(f"{MISSING}: {error}")
         return exchanges
 
     def model(self, weights: str) -> VitClassifier:

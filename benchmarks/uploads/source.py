@@ -18,6 +18,7 @@ from fedmjp.errors import (
     OUT_OF_MEMORY,
     AttackFailedError,
     AttackNotApplicableError,
+    Failure,
     FedmjpError,
     out_of_memory,
 )
@@ -38,8 +39,8 @@ class UploadSource(ABC):
     """Gives the uploads of an experiment, a few at a time."""
 
     @abstractmethod
-    def uploads(self, batches: Sequence[Batch]) -> Mapping[Batch, Exchange | str]:
-        """Give upload and private batch of each batch of pictures, or why there is none.
+    def uploads(self, batches: Sequence[Batch]) -> Mapping[Batch, Exchange | Failure]:
+        """Give upload and private batch of each batch of pictures, or the reason why there is none.
 
         Args:
             batches: Names of the pictures behind each.
@@ -111,7 +112,7 @@ class RecordedUploads(UploadSource):
     experiment: Experiment
     folder: RunFolder
 
-    def uploads(self, batches: Sequence[Batch]) -> Mapping[Batch, Exchange | str]:
+    def uploads(self, batches: Sequence[Batch]) -> Mapping[Batch, Exchange | Failure]:
         """Read the first upload of each batch and what is behind it; later ones of the same pictures are its others.
 
         Args:
@@ -119,7 +120,7 @@ class RecordedUploads(UploadSource):
         """
         scenario = self.experiment.scenario
         paths, count = self.folder.index(scenario), scenario.uploads_per_picture
-        exchanges: dict[Batch, Exchange | str] = {}
+        exchanges: dict[Batch, Exchange | Failure] = {}
         for batch in batches:
             try:
                 probes = scenario.probes
@@ -127,10 +128,10 @@ class RecordedUploads(UploadSource):
                 first_ones = paths.get(batch, [])[probes : probes + count]
                 records = [self.folder.record(scenario, path) for path in first_ones]
             except FedmjpError as error:
-                exchanges[batch] = f"{MISSING}: {error}"
+                exchanges[batch] = Failure(f"{MISSING}: {error}")
                 continue
             if not records:
-                exchanges[batch] = MISSING
+                exchanges[batch] = Failure(MISSING)
                 continue
             if repeats_itself(scenario):
                 records += [_repeated(records[0], number, scenario) for number in range(len(records), count)]
