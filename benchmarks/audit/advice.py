@@ -36,9 +36,13 @@ class AuditedUpdate:
 
 
 def advise(network: Network, first: AuditedUpdate, second: AuditedUpdate, about: str) -> dict[str, Any] | None:
-    """Rank defences by what they leave of the first case, and measure the best ones again on the second.
+    """Rank defences by what they leave of the first update, and measure each on the second; None if nothing is read.
 
-    None where no attack here reads pictures out of the network.
+    Args:
+        network: The app's, with the weights that the server sent.
+        first: Update that ranks the defences.
+        second: Another update, which checks the ranks.
+        about: Sentence about where the updates are from.
     """
     try:
         uploads = [_read_alone(network.upload(case.update, case.threat), network) for case in (first, second)]
@@ -61,7 +65,7 @@ def advise(network: Network, first: AuditedUpdate, second: AuditedUpdate, about:
 
 
 def _best(network: Network, case: AuditedUpdate, upload: Upload, text: str | None) -> tuple[float | None, str]:
-    """The best that a picture comes back under a defence, in dB; None, with the reasons, where no attack applies."""
+    """Measure the best PSNR of a picture under a defence, in dB; None, with reasons, where no attack applies."""
     try:
         configs = () if text is None else (DefenceConfig.parse(text),)
         threat = case.threat.model_copy(update={"defences": configs})
@@ -77,6 +81,6 @@ def _best(network: Network, case: AuditedUpdate, upload: Upload, text: str | Non
 
 
 def _read_alone(upload: Upload, network: Network) -> Upload:
-    """The tensors that the attacks read: defences of whole updates then differ by a factor, which these ignore."""
+    """Keep the tensors that the attacks read: defences of whole updates then differ by a factor, which these ignore."""
     read = {name for attack in ATTACKS for name in REGISTERED.get(attack)({}).tensors(network.seen)}  # type: ignore[arg-type]
     return replace(upload, tensors={name: tensor for name, tensor in upload.tensors.items() if name in read})

@@ -32,24 +32,28 @@ class App:
 
     @property
     def code(self) -> str:
-        """All of its Python."""
+        """Join all of the app's Python."""
         return "\n".join(
             path.read_text(errors="replace") for path in sorted(_files(self.folder)) if path.suffix == ".py"
         )
 
     @property
     def literals(self) -> list[str]:
-        """Words that its code has in quotes, such as the columns of its data set."""
+        """List words that its code has in quotes, such as the columns of its data set."""
         return sorted(set(QUOTED.findall(self.code)))
 
     @property
     def enlarges(self) -> bool:
-        """Whether its code may make pictures larger than they are in its data set, so that each costs more."""
+        """Tell whether its code may make pictures larger than in its data set, so that each costs more."""
         return ENLARGES.search(self.code) is not None
 
 
 def read_app(folder: Path) -> App:
-    """Read an app's folder; AppError, in one line, if it is none that Flower runs."""
+    """Read an app's folder; AppError, in one line, if it is none that Flower runs.
+
+    Args:
+        folder: With the app's pyproject.toml.
+    """
     path = folder / "pyproject.toml"
     if not path.is_file():
         raise AppError(f"{folder} is no Flower app: it has no pyproject.toml")

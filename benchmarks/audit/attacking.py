@@ -41,7 +41,7 @@ class Attempt:
 
     @property
     def ran(self) -> bool:
-        """Whether there is a result."""
+        """Tell whether there is a result."""
         return self.made is not None
 
 
@@ -67,7 +67,15 @@ def attempt_all(
 def attempt(
     name: str, network: Network, upload: Upload | str, threat: ThreatModel, unreadable: str | None = None
 ) -> Attempt:
-    """Run an attack on an upload, or say why it does not apply; in place of an upload, why there is none."""
+    """Run an attack on an upload, or say why it does not apply; in place of an upload, why there is none.
+
+    Args:
+        name: Registered name of the attack.
+        network: The app's, with the weights that the server sent.
+        upload: What the client sent, or the reason why it cannot be read.
+        threat: What the server knows.
+        unreadable: Why nothing can be read of the update, if that is so.
+    """
     try:
         attack = ATTACKS.get(name)({})
     except FedmjpError as error:
@@ -111,7 +119,7 @@ def _limited(seconds: float) -> Iterator[None]:
 def _refusal(
     attack: Any, network: Network, upload: Upload | str, threat: ThreatModel, unreadable: str | None
 ) -> str | None:
-    """Why an attack cannot be run on this upload; floors need nothing of it."""
+    """Explain why an attack cannot be run on this upload; floors need nothing of it."""
     if attack.role != "floor":
         if unreadable is not None:
             return unreadable
@@ -127,9 +135,12 @@ def _refusal(
 
 
 def classes_held(network: Network, update: Mapping[str, Tensor], *, is_gradient: bool) -> list[int] | None:
-    """Classes whose bias in the last layer a client raised, which those that it holds do whatever the optimiser is.
+    """List classes whose bias in the last layer a client raised, as it does for those it holds; None if none moved.
 
-    None where the bias was not sent, or did not move.
+    Args:
+        network: The app's, with the weights that the server sent.
+        update: Gradient or change of the weights, by the app's names.
+        is_gradient: Whether it is a gradient, whose sign is the opposite.
     """
     if network.head is None or network.head[1] not in update:
         return None

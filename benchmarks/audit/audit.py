@@ -139,7 +139,7 @@ def _examine(name: str, records: Records, run: AppRun, *, stand_in: bool, on_sta
 
 
 def _private_in_clear(records: Records, answers: Sequence[Answer], report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Private examples in what leaves, of each client against its own."""
+    """Find private examples in what leaves, of each client against its own."""
     mean, std = channels(report["recipe"])
     behind: dict[str, Private] = {}
     first: dict[int, Private] = {}  # of each client, for answers to other messages
@@ -218,7 +218,7 @@ def _attack(records: Records, all_answers: Sequence[Answer], findings: Findings)
 
 
 def _advise(network: Network, attacked: Sequence[Attacked], control: Control, recipe: Mapping[str, Any]) -> Any:
-    """Of what the app sends where that leaks, else of the control."""
+    """Advise on what the app sends where that leaks, else on the control."""
     leaks = [case for case in attacked if case.private is not None and _gives_pictures(case)]
     if len(leaks) > 1:
         threat = threat_of(recipe, leaks[0].answer.kind)

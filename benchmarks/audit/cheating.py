@@ -29,7 +29,13 @@ IMPRINT = "token_imprint"
 
 
 def play_servers(network: Network, recipe: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
-    """Play every server against the app's network, with the update that its clients send."""
+    """Play every server against the app's network, with the update that its clients send.
+
+    Args:
+        network: The app's, with the weights that the server sent.
+        recipe: Of the clients' training.
+        kind: Kind of the answers, such as weights or gradient.
+    """
     return [{"server": name, **_play(name, network, recipe, kind)} for name in SERVERS]
 
 

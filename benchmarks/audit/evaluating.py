@@ -30,12 +30,19 @@ class Private:
 
     @property
     def side(self) -> int:
-        """Pixels per side of the pictures; 0 without."""
+        """Return the pictures' pixels per side; 0 without pictures."""
         return 0 if self.pictures is None else int(self.pictures.shape[-1])
 
 
 def read_private(folder: Path, message: str, mean: Sequence[float], std: Sequence[float]) -> Private | None:
-    """What hooks kept of one training message; None if they kept nothing."""
+    """Read what hooks kept of one training message; None if they kept nothing.
+
+    Args:
+        folder: The evaluator's.
+        message: Identifier of the training message.
+        mean: Of each channel, as the app normalises it.
+        std: Standard deviation, likewise.
+    """
     path = folder / f"{message}.npz"
     if not path.exists():
         return None
@@ -56,7 +63,12 @@ def read_private(folder: Path, message: str, mean: Sequence[float], std: Sequenc
 
 
 def read_trained(folder: Path, message: str) -> dict[str, Tensor]:
-    """The weights that hooks saw at the end of a client's training; empty if it trained nothing."""
+    """Read the weights that hooks saw at the end of a client's training; empty if it trained nothing.
+
+    Args:
+        folder: The evaluator's.
+        message: Identifier of the training message.
+    """
     path = folder / f"{message}-trained.npz"
     if not path.exists():
         return {}
@@ -74,7 +86,12 @@ def _pictures(entered: Sequence[Tensor], mean: Sequence[float], std: Sequence[fl
 
 
 def score_pictures(reconstruction: Reconstruction, pictures: Tensor) -> list[dict[str, float]]:
-    """Of each private picture the best that any recovered one comes to, and what its mean colour alone comes to."""
+    """Score the best recovery of each private picture, beside its mean colour alone.
+
+    Args:
+        reconstruction: What an attack recovered.
+        pictures: Private ones (n, 1 or 3, height, width) in [0, 1].
+    """
     colour = pictures.expand(-1, 3, -1, -1)
     distinct = torch.unique(reconstruction.images, dim=0)
     if distinct.shape[-2:] != colour.shape[-2:]:
@@ -92,19 +109,35 @@ def score_pictures(reconstruction: Reconstruction, pictures: Tensor) -> list[dic
 
 
 def score_labels(labels: Tensor, true: Tensor) -> float:
-    """Share of the labels that are right, in any order."""
+    """Compute the share of the labels that are right, in any order.
+
+    Args:
+        labels: Recovered ones (n,).
+        true: Private ones (n,).
+    """
     right = Counter(labels.tolist()) & Counter(true.tolist())
     return sum(right.values()) / len(true)
 
 
 def labels_floor(true: Tensor, network: Network) -> float:
-    """The same for a guess of as many of each class."""
+    """Compute the share that a guess of as many labels of each class gets right.
+
+    Args:
+        true: Private labels (n,).
+        network: The app's, with the weights that the server sent.
+    """
     classes = 1 if network.head is None else len(network.module.get_parameter(network.head[1]))
     return sum(min(count, len(true) / classes) for count in Counter(true.tolist()).values()) / len(true)
 
 
 def score_classes(raised: Sequence[int], true: Tensor, classes: int) -> dict[str, Any]:
-    """How many of the classes that a client holds were named, how many others, and what naming all would give."""
+    """Count the classes that a client holds, those that were named, and those named rightly.
+
+    Args:
+        raised: Classes that an attack named.
+        true: Private labels (n,).
+        classes: Number of classes of the network.
+    """
     really = set(true.tolist())
     return {
         "held": len(really),
@@ -115,7 +148,14 @@ def score_classes(raised: Sequence[int], true: Tensor, classes: int) -> dict[str
 
 
 def score_features(features: Tensor, network: Network, private: Private, *, limit: int = 8) -> list[float] | None:
-    """Distance of the nearest disclosed feature to each private one, relative to what a grey picture has."""
+    """Measure each private feature's distance to the nearest disclosed one, relative to a grey picture's.
+
+    Args:
+        features: Disclosed ones (m, width).
+        network: The app's, with the weights that the server sent.
+        private: What is behind the upload.
+        limit: Examples that are compared at most.
+    """
     entered = _features(network, torch.cat(list(private.entered))[:limit])
     if entered is None or private.pictures is None:
         return None
@@ -128,7 +168,7 @@ def score_features(features: Tensor, network: Network, private: Private, *, limi
 
 
 def _features(network: Network, entered: Tensor) -> Tensor | None:
-    """What the last layer reads, of what enters the network."""
+    """Compute what the last layer reads, from what enters the network."""
     if network.head is None:
         return None
     layer_inputs: list[Tensor] = []
@@ -145,7 +185,13 @@ def _features(network: Network, entered: Tensor) -> Tensor | None:
 
 
 def scored(attempt: Attempt, private: Private, network: Network) -> dict[str, Any]:
-    """What an attempt's result is worth, in plain values; empty where there is nothing to hold it against."""
+    """Score an attempt's result in plain values; empty where nothing can be compared.
+
+    Args:
+        attempt: Of an attack.
+        private: What is behind the upload.
+        network: The app's, with the weights that the server sent.
+    """
     disclosure = attempt.made
     if isinstance(disclosure, Reconstruction) and private.pictures is not None:
         scores = score_pictures(disclosure, private.pictures)
@@ -178,5 +224,9 @@ def scored(attempt: Attempt, private: Private, network: Network) -> dict[str, An
 
 
 def leaking(values: Mapping[str, Any]) -> bool:
-    """Whether scores of pictures are a leak against the policy."""
+    """Tell whether scores of pictures are a leak against the policy.
+
+    Args:
+        values: Scores of one attempt.
+    """
     return bool(values.get("above_floor"))

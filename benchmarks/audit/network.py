@@ -33,19 +33,24 @@ class Network:
 
     @property
     def whole(self) -> bool:
-        """Whether every attack can run it."""
+        """Tell whether every attack can run it."""
         return self.carried is not None
 
     @cached_property
     def weights(self) -> str:
-        """Digest of the weights as attacks see them."""
+        """Return the digest of the weights as attacks see them."""
         if isinstance(self.seen, Adopted):
             return self.seen.weights
         state = self.seen.state_dict() if isinstance(self.seen, VitClassifier) else dict(self.seen.named_parameters())
         return weights_digest(state)
 
     def upload(self, update: Mapping[str, Tensor], threat: ThreatModel) -> Upload:
-        """An update under the names that attacks use; BadInputError if nothing of it has one."""
+        """Name an update's tensors as attacks do; BadInputError if no tensor has such a name.
+
+        Args:
+            update: Tensors by the app's names.
+            threat: What the server knows of it.
+        """
         if self.carried is not None:
             tensors = self.carried.tensors(update)
         elif isinstance(self.seen, Adopted) and all(role.name in update for role in self.seen.roles.values()):
@@ -76,7 +81,12 @@ def load_network(path: Path, code: Path) -> nn.Module:
 
 
 def by_name(state: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Arrays under the names of a network's state: by name, else in order where all shapes are the state's."""
+    """Name arrays as a network's state does: by name, else in order where all shapes are the state's.
+
+    Args:
+        state: Of the network, in its order.
+        arrays: That were sent.
+    """
     if set(arrays) <= set(state):
         return dict(arrays)
     values = list(arrays.values())
@@ -126,7 +136,11 @@ def take_in(
 
 
 def head_of(module: nn.Module) -> tuple[str, str] | None:
-    """Names of weight and bias of the last linear layer; None if it has no bias, or there is no such layer."""
+    """Name weight and bias of the last linear layer; None if it has no bias, or there is no such layer.
+
+    Args:
+        module: The app's.
+    """
     parameters = dict(module.named_parameters())
     candidates = sorted(roles_of_tensors(parameters)["head"], key=lambda name: -parameters[name].ndim)
     return (candidates[0], candidates[1]) if len(candidates) == 2 else None

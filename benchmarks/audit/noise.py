@@ -32,7 +32,7 @@ class Change:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of what was added to one number."""
+        """Return the standard deviation of what was added to one number."""
         return self.added / math.sqrt(self.entries)
 
     @property
@@ -42,7 +42,7 @@ class Change:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the update is longer or shorter than it was trained, by more than noise explains."""
+        """Tell whether the update is longer or shorter than it was trained, by more than noise explains."""
         return abs(self.factor - 1) > SMALL + 3 * self.deviation / self.length
 
 
@@ -61,12 +61,17 @@ class Repeats:
 
     @property
     def drowns(self) -> bool:
-        """Whether fresh noise is all but all of what a client says."""
+        """Tell whether fresh noise is all but all of what a client says."""
         return self.is_alike and self.share >= DROWNED
 
 
 def measure_change(answer: Answer, folder: Path) -> Change | None:
-    """Compare an answer with what hooks saw at the end of training; None where nothing was seen or nothing trained."""
+    """Compare an answer with the weights at the end of training; None where nothing was seen or trained.
+
+    Args:
+        answer: Of which arrays were kept.
+        folder: The evaluator's.
+    """
     trained = read_trained(folder, answer.message)
     answered, sent = (by_name(trained, arrays) for arrays in (answer.arrays, answer.sent))
     names = [name for name in answered if name in trained and name in sent and answered[name].is_floating_point()]
@@ -108,12 +113,17 @@ def measure_repeats(records: Records, answers: Sequence[Answer]) -> Repeats | No
 
 
 def flat(state: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
-    """Tensors of these names one after another."""
+    """Join tensors of these names, flattened, one after another.
+
+    Args:
+        state: Tensors by name.
+        names: In the order of the result.
+    """
     return torch.cat([state[name].double().flatten() for name in names])
 
 
 def _began_alike(records: Records, noted: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether both repeats saw the same batches, and had the same loss before any noise."""
+    """Tell whether both repeats saw the same batches, and had the same loss before any noise."""
     watched = {line["id"]: line for line in lines(records.evaluator / "seen.jsonl")}
     losses = [watched[line["id"]]["first_loss"] for line in noted[:2] if line["id"] in watched]
     first_batches, second_batches = (_batches(records.evaluator / f"{line['id']}.npz") for line in noted[:2])

@@ -29,10 +29,10 @@ class Protection:
 
 
 def verify(records: Records, recipe: Mapping[str, Any], answers: Sequence[Answer]) -> list[Protection]:
-    """What was found of protections, each with what it was measured on.
+    """List the protections that were found, each with what it was measured on.
 
     Args:
-        records: Of the run.
+        records: Folders of the watched run.
         recipe: That was seen.
         answers: Of which arrays were kept.
     """
@@ -51,7 +51,7 @@ def _of_noise(records: Records, recipe: Mapping[str, Any], answers: Sequence[Ans
 
 
 def _noise(change: Change | None, repeats: Repeats | None) -> Protection:
-    """Clipping and noise from the last step to the wire."""
+    """Describe clipping and noise from the last step to the wire."""
     name = "clipping or noise"
     repeated = _repeated(repeats)
     drawn = repeats is not None and repeats.is_alike and repeats.is_noisy
@@ -93,7 +93,7 @@ def _repeated(repeats: Repeats | None) -> str:
 
 
 def _epsilon(change: Change) -> str:
-    """What the noise is worth, where clipping was seen to bound what it hides: updates at most twice its norm apart."""
+    """State what the noise is worth where clipping bounds what it hides: updates at most twice its norm apart."""
     if not change.is_scaled or change.factor > 1:
         return "No bound on the length of updates was seen, so no epsilon follows from the noise."
     norm = change.factor * change.length
@@ -159,7 +159,7 @@ def _judge_sum(fitted: Sum | None, clients: int) -> tuple[Verified, str]:
 
 
 def _masked(records: Records) -> bool:
-    """Whether answers hold lists of bytes, as those of secure aggregation do."""
+    """Tell whether answers hold lists of bytes, as those of secure aggregation do."""
     return any(
         isinstance(value, list) and value and isinstance(value[0], Mapping)
         for line in records.wire()

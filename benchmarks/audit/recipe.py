@@ -14,7 +14,11 @@ PLAIN = ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0])
 
 
 def read_recipe(records: Records) -> dict[str, Any]:
-    """What clients did between a message and its answer, as the first round shows it; rates of all rounds."""
+    """Read what clients did between a message and its answer, as the first round shows it; rates of all rounds.
+
+    Args:
+        records: Folders of the watched run.
+    """
     watched = lines(records.evaluator / "seen.jsonl")
     trained = [line for line in watched if line["forwards"] and line["repeat"] is None]
     if not trained:
@@ -49,7 +53,11 @@ def _noise_of(optimisers: Sequence[Mapping[str, Any]]) -> float:
 
 
 def normalisation(statistics: Sequence[Sequence[Sequence[float]]]) -> dict[str, list[float]] | None:
-    """Mean and standard deviation of the three channels that the app makes most use of; None if it makes none."""
+    """Return mean and standard deviation that the app makes most use of; None if it makes none.
+
+    Args:
+        statistics: Mean and standard deviation of each normalisation.
+    """
     counts = Counter((tuple(mean), tuple(std)) for mean, std in statistics)
     if not counts:
         return None
@@ -58,7 +66,11 @@ def normalisation(statistics: Sequence[Sequence[Sequence[float]]]) -> dict[str, 
 
 
 def channels(recipe: Mapping[str, Any]) -> tuple[list[float], list[float]]:
-    """The same for three channels; pictures that nobody normalises stay as they are."""
+    """Return mean and standard deviation of three channels; without normalisation pictures stay as they are.
+
+    Args:
+        recipe: Of the clients' training.
+    """
     stated = recipe.get("normalisation")
     if stated is None:
         return PLAIN
@@ -67,7 +79,12 @@ def channels(recipe: Mapping[str, Any]) -> tuple[list[float], list[float]]:
 
 
 def threat_of(recipe: Mapping[str, Any], kind: str) -> ThreatModel:
-    """What a server knows that wrote the app: of one step the momentum has had no effect yet."""
+    """Build what a server knows that wrote the app: in one step the momentum has had no effect yet.
+
+    Args:
+        recipe: Of the clients' training.
+        kind: Kind of the answers, such as weights or gradient.
+    """
     steps, examples = int(recipe["steps"]), max(int(recipe["examples"]), 1)
     smoothing = float(recipe["loss"].get("label_smoothing", 0.0)) if recipe["loss"] else 0.0
     values: dict[str, Any] = {"update": "gradient", "batch_size": examples, "label_smoothing": smoothing}
@@ -84,19 +101,28 @@ def threat_of(recipe: Mapping[str, Any], kind: str) -> ThreatModel:
 
 
 def optimiser_of(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """What a scenario says of the optimiser; nothing of SGD, nor of those that no attack reads."""
+    """Return the fields of a scenario about the optimiser; none for SGD, nor for those that no attack reads.
+
+    Args:
+        recipe: Of the clients' training.
+    """
     if not _is_read(recipe):
         return {}
     return {"local_optimiser": "adamw", "local_weight_decay": recipe["weight_decay"]}
 
 
 def _is_read(recipe: Mapping[str, Any]) -> bool:
-    """Whether it is one step of AdamW with the epsilon that ``fedmjp.attacks.adamw`` knows."""
+    """Tell whether it is one step of AdamW with the epsilon that ``fedmjp.attacks.adamw`` knows."""
     return (recipe["optimiser"], recipe["steps"], recipe.get("epsilon")) == (ADAMW, 1, EPSILON)
 
 
 def unreadable(recipe: Mapping[str, Any], kind: str) -> str | None:
-    """Why no equation is left in an update, whatever the attack; None if one is."""
+    """Explain why no equation is left in an update, whatever the attack; None if one is.
+
+    Args:
+        recipe: Of the clients' training.
+        kind: Kind of the answers, such as weights or gradient.
+    """
     if kind == "weights" and recipe["optimiser"] != SGD and not _is_read(recipe):
         return (
             f"the weights moved by {recipe['steps']} steps of {recipe['optimiser']}: the change is no sum of "

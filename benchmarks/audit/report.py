@@ -28,7 +28,13 @@ MOST_STRIPS = 8
 
 
 def write_report(findings: Findings, folder: Path, *, command: str) -> None:
-    """Write all files of an audit, with what made them."""
+    """Write all files of an audit, with what made them.
+
+    Args:
+        findings: Of the audit.
+        folder: That they go to.
+        command: That made them.
+    """
     report = {**findings.report, "command": command, "made_by": provenance.environment()}
     sentences = verdict(report)
     report |= {"first_line": first_line(report), "verdict": sentences, "policy": POLICY, "exit_code": exit_code(report)}
@@ -52,7 +58,11 @@ def write_report(findings: Findings, folder: Path, *, command: str) -> None:
 
 
 def records(leaves: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What leaves by record: how many tensors and bytes, or every value by name."""
+    """Group what leaves by record: how many tensors and bytes, or every value by name.
+
+    Args:
+        leaves: Entries of the report.
+    """
     rows = []
     for (message, record), group in groupby(leaves, key=lambda entry: (entry["message"], entry["record"])):
         entries = list(group)
@@ -72,7 +82,11 @@ def records(leaves: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def by_reason(attacks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Attacks that share a reason together, without floors; those that apply first."""
+    """Group attacks that share a reason, without floors; those that apply first.
+
+    Args:
+        attacks: Rows of the report.
+    """
     groups: dict[tuple[bool, str], dict[str, Any]] = {}
     for row in attacks:
         if row["role"] == "attack":
@@ -84,7 +98,7 @@ def by_reason(attacks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _png(picture: Tensor) -> str:
-    """A picture (1 or 3, height, width) in [0, 1] as a data address."""
+    """Encode a picture (1 or 3, height, width) in [0, 1] as a data address."""
     pixels = (picture.expand(3, -1, -1).clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
     image = Image.fromarray(pixels)
     factor = max(1, SHOWN_SIDE // image.width)

@@ -47,25 +47,25 @@ class Records:
 
     @property
     def server(self) -> Path:
-        """What crossed the wire."""
+        """Return the folder of what crossed the wire."""
         return self.root / "server"
 
     @property
     def evaluator(self) -> Path:
-        """What hooks saw in clients; no attack is given it."""
+        """Return the folder of what hooks saw in clients; no attack is given it."""
         return self.root / "evaluator"
 
     @property
     def model(self) -> Path:
-        """The network."""
+        """Return the file of the network."""
         return self.root / "model" / "model.pt"
 
     def wire(self) -> list[dict[str, Any]]:
-        """Every message that crossed the wire, in order."""
+        """Read every message that crossed the wire, in order."""
         return lines(self.server / "wire.jsonl")
 
     def stand_ins(self) -> list[dict[str, str]]:
-        """What stood in for data and weights, each once, on whatever side."""
+        """List what stood in for data and weights, each once, on whatever side."""
         noted = lines(self.evaluator / "stand-ins.jsonl") + lines(self.server / "stand-ins.jsonl")
         return [dict(pairs) for pairs in dict.fromkeys(tuple(sorted(line.items())) for line in noted)]
 
@@ -81,7 +81,11 @@ class AppRun:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Of a file with a line of JSON for each."""
+    """Read a file with a line of JSON for each entry.
+
+    Args:
+        path: Of the file; it may be missing.
+    """
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
@@ -139,7 +143,7 @@ def play(
 
 
 def _why_not(records: Records, ended: str | None) -> str | None:
-    """Why a run is not complete; a client that failed while others answered, or in evaluation, does not make it so."""
+    """Explain why a run is not complete; a client that failed while others answered does not make it so."""
     if ended is not None and ended.startswith(HANGS):
         return f"{ended}, {_waiting(records)}"
     if not replies(records) and _empty(records):
@@ -154,7 +158,7 @@ def _why_not(records: Records, ended: str | None) -> str | None:
 
 
 def _waiting(records: Records) -> str:
-    """What an app that hangs was waiting for."""
+    """Describe what an app that hangs was waiting for."""
     answered = {line["reply_to"] for line in records.wire() if line["way"] == "up"}
     open_ones = [line for line in records.wire() if line["way"] == "down" and line["id"] not in answered]
     if not open_ones:
@@ -164,7 +168,7 @@ def _waiting(records: Records) -> str:
 
 
 def _empty(records: Records) -> bool:
-    """Whether clients answered training, with nothing."""
+    """Tell whether clients answered training, with nothing."""
     return any(line["way"] == "up" and _trains(line) and line.get("records") == {} for line in records.wire())
 
 
@@ -173,7 +177,11 @@ def _problems(records: Records) -> list[dict[str, Any]]:
 
 
 def replies(records: Records) -> list[dict[str, Any]]:
-    """Answers to training messages that hold something."""
+    """List answers to training messages that hold something.
+
+    Args:
+        records: Folders of the watched run.
+    """
     return [line for line in records.wire() if line["way"] == "up" and _trains(line) and line.get("records")]
 
 
@@ -184,7 +192,7 @@ def _trains(line: Mapping[str, Any]) -> bool:
 def _once(
     superlink: PrivateSuperLink, copy: Path, records: Records, clients: int, limit: float, tail: deque[str]
 ) -> str | None:
-    """Why the run ended before it was through; None if it did not. Where Ray alone was too slow, it starts again."""
+    """Run until the end, again where Ray alone was too slow; return why the run ended early, else None."""
     deadline = time.monotonic() + limit
     for _ in range(STARTS):
         ended = _started(superlink, copy, records, clients, deadline, tail)
@@ -222,7 +230,12 @@ def _started(
 
 
 def said_of(where: str, chain: Sequence[Mapping[str, str]]) -> str:
-    """A line about an error and its causes: a missing import, the network, a GPU, or what it says itself."""
+    """Describe an error and its causes in a line: a missing import, the network, a GPU, or its own text.
+
+    Args:
+        where: Side that failed.
+        chain: Errors with type and text, the outermost first.
+    """
     error = chain[0]
     description = f"{error['type']}: {one_line(error['text'])}" if error["text"] else error["type"]
     everything = " ".join(f"{link['type']} {link['text']}" for link in chain)
@@ -238,6 +251,10 @@ def said_of(where: str, chain: Sequence[Mapping[str, str]]) -> str:
 
 
 def one_line(text: str) -> str:
-    """The last line of a text that says something, no longer than a terminal shows."""
+    """Return the last line of a text that says something, no longer than a terminal shows.
+
+    Args:
+        text: Of any length.
+    """
     flat = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no reason")
     return flat if len(flat) <= 240 else f"{flat[:237]}..."

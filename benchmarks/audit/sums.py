@@ -38,7 +38,7 @@ class Sum:
 
     @property
     def takes_part(self) -> tuple[float, ...]:
-        """Shares of the clients that are in it beyond doubt."""
+        """List shares of the clients that are in it beyond doubt."""
         largest = max(map(abs, self.shares))
         pairs = zip(self.shares, self.errors, strict=True)
         return tuple(share for share, error in pairs if abs(share) > max(BEYOND_DOUBT * error, TAKES_PART * largest))
@@ -54,7 +54,11 @@ class ClientTraining:
 
 
 def read_round(records: Records) -> tuple[Mapping[str, Tensor], list[ClientTraining], Mapping[str, Tensor]] | None:
-    """Weights of the first round, what clients made of them, and the next ones; None where there is no next round."""
+    """Read the first round's weights, clients' trained ones and the next weights; None without a next round.
+
+    Args:
+        records: Folders of the watched run.
+    """
     questions = [line for line in records.wire() if line["way"] == "down" and _holds_arrays(line)]
     rounds = sorted({int(line["round"]) for line in questions})
     if len(rounds) < 2:
@@ -88,7 +92,13 @@ def _holds_arrays(line: Mapping[str, Any]) -> bool:
 def fit_sum(
     first_weights: Mapping[str, Tensor], trained: Sequence[ClientTraining], next_weights: Mapping[str, Tensor]
 ) -> Sum | None:
-    """Fit the change of the weights as a sum of multiples of clients' updates; None where there is no change."""
+    """Fit the change of the weights as a sum of multiples of clients' updates; None where there is no change.
+
+    Args:
+        first_weights: That the round began with.
+        trained: What each client trained.
+        next_weights: After the round.
+    """
     names = [name for name, tensor in first_weights.items() if tensor.is_floating_point() and name in next_weights]
     start = flat(first_weights, names)
     step = max(1, len(start) * len(trained) // ENTRIES)
@@ -106,7 +116,13 @@ def fit_sum(
 def strongest_correlation(
     records: Records, first_weights: Mapping[str, Tensor], trained: Sequence[ClientTraining]
 ) -> float:
-    """Of anything in a client's answers with its own update or weights, whatever the scale."""
+    """Find the strongest correlation of a client's answers with its own update or weights, whatever the scale.
+
+    Args:
+        records: Folders of the watched run.
+        first_weights: That the round began with.
+        trained: What each client trained.
+    """
     by_node = {training.node: training for training in trained}
     strongest = 0.0
     for line in records.wire():
@@ -122,7 +138,7 @@ def strongest_correlation(
 
 
 def _hidden(first_weights: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Iterator[Vector]:
-    """The first numbers of the largest tensor that was trained: its update, and its weights."""
+    """Yield the first numbers of the largest tensor that was trained: its update, and its weights."""
     name = max(
         (name for name, tensor in weights.items() if tensor.is_floating_point()), key=lambda key: weights[key].numel()
     )
@@ -131,7 +147,7 @@ def _hidden(first_weights: Mapping[str, Tensor], weights: Mapping[str, Tensor]) 
 
 
 def _sent(line: Mapping[str, Any]) -> Iterator[Vector]:
-    """Every value of an answer as numbers; the parts of a list also one after another."""
+    """Yield every value of an answer as numbers; the parts of a list also one after another."""
     for described in line.get("records", {}).values():
         for value in described.get("values", {}).values():
             yield from vectors(value)

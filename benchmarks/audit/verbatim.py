@@ -31,7 +31,11 @@ MOST = 4_000_000  # numbers of a vector that is searched
 
 
 def unusual(described: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Names of values of one record that are larger than a metric needs, with how many numbers or bytes they hold."""
+    """Name values of one record that are larger than a metric needs, with how many numbers or bytes they hold.
+
+    Args:
+        described: The record as it was written down.
+    """
     for name, value in described.get("values", {}).items():
         size = max((len(vector) for vector in vectors(value)), default=0)
         if size > LARGE:
@@ -39,7 +43,7 @@ def unusual(described: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def find_private(values: Mapping[str, Any], private: Sequence[Private]) -> Iterator[tuple[str, float]]:
-    """Names of values that hold a private example, or a part of one, with the correlation.
+    """Name values that hold a private example, or a part of one, with the correlation.
 
     Args:
         values: Metrics, configuration and arrays of one record by name.
@@ -55,7 +59,11 @@ def find_private(values: Mapping[str, Any], private: Sequence[Private]) -> Itera
 
 
 def vectors(value: Any) -> Iterator[Vector]:
-    """Every way to read a value as numbers."""
+    """Read a value as numbers in every possible way.
+
+    Args:
+        value: Tensor, bytes, text or list.
+    """
     if isinstance(value, Tensor):
         yield value.detach().double().flatten().numpy()
     elif isinstance(value, Mapping):
@@ -94,7 +102,7 @@ def _of_bytes(content: bytes) -> Iterator[Vector]:
 
 
 def _views(private: Private) -> Iterator[tuple[Vector, bool]]:
-    """Every example as a vector, in several layouts and sizes, and whether parts of it are looked for."""
+    """Yield every example as a vector, in several layouts and sizes, and whether parts of it are looked for."""
     for example in [example for entered in private.entered for example in entered][:EXAMPLES]:
         if example.ndim != 3:
             yield example.double().flatten().numpy(), True
@@ -110,7 +118,7 @@ def _views(private: Private) -> Iterator[tuple[Vector, bool]]:
 
 
 def _strongest(vector: Vector, views: Sequence[tuple[Vector, bool]]) -> float:
-    """The strongest correlation of a vector with a view, or of one with a part of the other; 0 if none is strong."""
+    """Find the strongest correlation of a vector with a view, or with a part of either; 0 if none is strong."""
     if not FEWEST <= len(vector) <= MOST or not np.isfinite(vector).all() or np.ptp(vector) == 0:
         return 0.0
     for view, parts in views:
@@ -135,7 +143,12 @@ def _correlation(first: Vector, second: Vector) -> float:
 
 
 def strongest_window(longer: Vector, shorter: Vector) -> float:
-    """The largest correlation of the shorter vector with a window of the longer one."""
+    """Compute the largest correlation of the shorter vector with a window of the longer one.
+
+    Args:
+        longer: (n,).
+        shorter: (m,), m at most n.
+    """
     count = len(shorter)
     centred = shorter - shorter.mean()
     spread = np.linalg.norm(centred)
@@ -150,7 +163,12 @@ def strongest_window(longer: Vector, shorter: Vector) -> float:
 
 
 def as_values(arrays: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Arrays of an answer that are not simply weights: what has no counterpart of its shape in what was sent."""
+    """Keep arrays without a counterpart of their name and shape in what was sent: they are not simply weights.
+
+    Args:
+        arrays: Of the answer.
+        sent: To the client.
+    """
     return {
         name: tensor
         for name, tensor in arrays.items()

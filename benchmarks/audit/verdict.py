@@ -14,9 +14,12 @@ HOLDS, LEAKS, UNKNOWN = 0, 1, 2
 
 
 def exit_code(report: Mapping[str, Any]) -> int:
-    """0 where the policy holds, 1 where something leaks against it, 2 where nobody can tell.
+    """Return 0 where the policy holds, 1 where something leaks against it, 2 where nobody can tell.
 
     Nobody can where the app was not seen to the end, or where attacks do not work on its network without a defence.
+
+    Args:
+        report: As ``report.json`` holds it.
     """
     if report["problem"]:
         return UNKNOWN
@@ -26,7 +29,11 @@ def exit_code(report: Mapping[str, Any]) -> int:
 
 
 def first_line(report: Mapping[str, Any]) -> str:
-    """The first line of every report: what stood in, or that nothing did."""
+    """State in the first line of every report what stood in, or that nothing did.
+
+    Args:
+        report: As ``report.json`` holds it.
+    """
     replaced = report["stand_ins"]
     if not replaced:
         return "Nothing stood in: the app's own data and weights were used."
@@ -37,7 +44,11 @@ def first_line(report: Mapping[str, Any]) -> str:
 
 
 def verdict(report: Mapping[str, Any]) -> list[str]:
-    """A few sentences, the most important first."""
+    """Sum up the audit in a few sentences, the most important first.
+
+    Args:
+        report: As ``report.json`` holds it.
+    """
     sentences = []
     if report["problem"]:
         sentences.append(

@@ -29,17 +29,17 @@ class Answer:
 
     @property
     def sent(self) -> Mapping[str, Tensor]:
-        """What the message held, of all its array records, by name."""
+        """Return what the message held, of all its array records, by name."""
         return read_arrays(self.question_file)
 
     @property
     def arrays(self) -> Mapping[str, Tensor]:
-        """What the answer holds, likewise."""
+        """Return what the answer holds, of all its array records, by name."""
         return read_arrays(self.file)
 
     @cached_property
     def kind(self) -> Kind:
-        """What the arrays are."""
+        """Tell the arrays' kind: weights, gradient, unknown or nothing."""
         arrays, sent = self.arrays, self.sent
         if not arrays:
             return "nothing"
@@ -53,7 +53,7 @@ class Answer:
 
     @property
     def update(self) -> dict[str, Tensor]:
-        """The gradient, or the change of the weights."""
+        """Return the gradient, or the change of the weights."""
         floating = {name: tensor for name, tensor in self.arrays.items() if tensor.is_floating_point()}
         if self.kind != "weights":
             return dict(floating)
@@ -62,7 +62,7 @@ class Answer:
 
 
 def _holds_what_was_sent(arrays: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> bool:
-    """Whether an answer holds the weights that were sent about once, however much noise lies on them."""
+    """Tell whether an answer holds the sent weights about once, however much noise lies on them."""
     names = [name for name, tensor in arrays.items() if tensor.is_floating_point()]
     length = math.fsum(float(sent[name].double().square().sum()) for name in names)
     along = math.fsum(float((arrays[name].double() * sent[name].double()).sum()) for name in names)
@@ -70,7 +70,11 @@ def _holds_what_was_sent(arrays: Mapping[str, Tensor], sent: Mapping[str, Tensor
 
 
 def read_answers(records: Records) -> list[Answer]:
-    """Every answer of which arrays were kept, in the order in which they came."""
+    """Read every answer of which arrays were kept, in the order in which they came.
+
+    Args:
+        records: Folders of the watched run.
+    """
     sent = {line["id"]: line for line in records.wire() if line["way"] == "down"}
     answers = []
     for line in records.wire():
@@ -83,7 +87,11 @@ def read_answers(records: Records) -> list[Answer]:
 
 @lru_cache(maxsize=2)
 def read_arrays(path: Path) -> Mapping[str, Tensor]:
-    """Tensors by their own names; records that hold the same names keep theirs before them."""
+    """Read tensors by their own names; records that hold the same names keep theirs before them.
+
+    Args:
+        path: Of the file.
+    """
     with np.load(path) as file:
         arrays = {key: file[key] for key in file.files if file[key].dtype.kind in "fiub"}
     short = [key.partition("/")[2] for key in arrays]
@@ -92,7 +100,12 @@ def read_arrays(path: Path) -> Mapping[str, Tensor]:
 
 
 def leaves(records: Records, answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """What leaves a client, an entry for each name in each record, in the order in which it is first seen."""
+    """List what leaves a client, an entry for each name in each record, in the order of first sight.
+
+    Args:
+        records: Folders of the watched run.
+        answers: Of which arrays were kept.
+    """
     kinds = {(answer.server_round, answer.node): answer.kind for answer in answers}
     entries: dict[tuple[str, str, str], dict[str, Any]] = {}
     for line in records.wire():
@@ -136,7 +149,12 @@ def _short(value: Any) -> Any:
 
 
 def server_controls(records: Records, recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What the server chooses of a client's work: weights, and values of which some are seen again in the recipe."""
+    """List what the server chooses of a client's work: weights, and values, some of them seen in the recipe.
+
+    Args:
+        records: Folders of the watched run.
+        recipe: Of the clients' training.
+    """
     controls: dict[str, dict[str, Any]] = {}
     rate = recipe.get("learning_rate")
     for line in records.wire():

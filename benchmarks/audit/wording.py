@@ -7,7 +7,11 @@ SCALE = "In decibels (PSNR): from about 20 on a picture is recognisable, from 40
 
 
 def result(row: Mapping[str, Any]) -> str:
-    """What came back of one attack on one upload."""
+    """Describe what came back of one attack on one upload.
+
+    Args:
+        row: Scores of the attack.
+    """
     if row["reveals"] == "pictures":
         return (
             f"{row['above_floor']} of {row['pictures']} come back; at best {row['psnr_worst_case']:.1f} dB, median "
@@ -27,7 +31,11 @@ def result(row: Mapping[str, Any]) -> str:
 
 
 def controls(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """What the server controls: values of one record that mean the same stand together."""
+    """Group what the server controls: values of one record that mean the same stand together.
+
+    Args:
+        rows: Of the report.
+    """
     groups: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         record, _, name = str(row["name"]).rpartition(".") if row["what"] == "configuration" else (row["name"], "", "")
@@ -41,7 +49,11 @@ def controls(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def recipe(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The recipe that was seen, a line for each part that says something."""
+    """Yield the recipe that was seen, a line for each part that says something.
+
+    Args:
+        values: Of the recipe.
+    """
     if not values["trains"]:
         yield "training", values["why"]
         return
@@ -63,7 +75,11 @@ def recipe(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def unusual(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Values in clear that are larger than a metric needs, a sentence for each record."""
+    """Describe values in clear that are larger than a metric needs, a sentence for each record.
+
+    Args:
+        entries: Of the report.
+    """
     sentences = []
     for record in dict.fromkeys(entry["record"] for entry in entries):
         of_record = [entry for entry in entries if entry["record"] == record]

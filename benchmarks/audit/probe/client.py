@@ -7,7 +7,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from . import settings
-from .watching import TrainingWatch, watch_torch
+from .watching import MessageWatch, watch_torch
 
 SETTINGS = settings.read(settings.CLIENT)
 FOLDER = Path(SETTINGS["folder"])
@@ -29,7 +29,7 @@ class WatchedClientApp(ClientApp):
             if message.metadata.message_type == settings.WARM:
                 return Message(RecordDict(), reply_to=message)
             repeat = _repeat(message)
-            with TrainingWatch(FOLDER, Path(SETTINGS["model"]), message, repeat) as watch:
+            with MessageWatch(FOLDER, Path(SETTINGS["model"]), message, repeat) as watch:
                 # What an app keeps for its next round is the same in every repeat.
                 reply: Message = app(message, context if repeat is None else copy.deepcopy(context))
         except Exception as error:
@@ -41,7 +41,7 @@ class WatchedClientApp(ClientApp):
 
 
 def _repeat(message: Message) -> int | None:
-    """Which repeat of a message this is; None if it is the app's own. The app does not see the mark."""
+    """Return which repeat of a message this is; None if it is the app's own. The app does not see the mark."""
     if settings.REPEAT not in message.content:
         return None
     return int(message.content.pop(settings.REPEAT)["number"])  # type: ignore[arg-type]  # a number

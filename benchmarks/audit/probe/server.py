@@ -28,7 +28,12 @@ POLL_SECONDS = 0.3
 
 
 def end(file: str, line: dict[str, Any]) -> NoReturn:
-    """Say why, and end the process: Flower's older loops send from threads, which swallow every exception."""
+    """Say why, and end the process: Flower's older loops send from threads, which swallow every exception.
+
+    Args:
+        file: That the line goes to.
+        line: The reason, by name.
+    """
     settings.note(FOLDER, file, line)
     if "ray" in sys.modules:
         sys.modules["ray"].shutdown()  # clients would stay, with gigabytes each
@@ -50,20 +55,20 @@ class Tap(Grid):
         self._ending = threading.Lock()
 
     def set_run(self, run: Any) -> None:
-        """As the Grid's."""
+        """Set the run, as the Grid does."""
         self._grid.set_run(run)
 
     @property
     def run(self) -> Any:
-        """As the Grid's."""
+        """Return the Grid's run."""
         return self._grid.run
 
     def create_message(self, *arguments: Any, **keywords: Any) -> Message:
-        """As the Grid's."""
+        """Create a message as the Grid does."""
         return self._grid.create_message(*arguments, **keywords)
 
     def get_node_ids(self) -> Iterable[int]:
-        """As the Grid's; asked again and again before anything is sent, the app waits for more clients."""
+        """List clients as the Grid does; asked repeatedly before anything is sent, the app waits for more clients."""
         now = time.monotonic()
         self._asked = self._asked or now
         nodes = list(self._grid.get_node_ids())
@@ -72,11 +77,15 @@ class Tap(Grid):
         return nodes
 
     def get_nodes(self) -> Any:
-        """As the Grid's."""
+        """List nodes as the Grid does."""
         return self._grid.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send, and keep what was sent."""
+        """Send, and keep what was sent.
+
+        Args:
+            messages: Of the app.
+        """
         outgoing = list(messages)
         self._count(outgoing)
         identifiers = list(self._grid.push_messages(outgoing))
@@ -84,13 +93,22 @@ class Tap(Grid):
         return identifiers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Fetch, and keep what came."""
+        """Fetch, and keep what came.
+
+        Args:
+            message_ids: Of the messages that are answered.
+        """
         replies = list(self._grid.pull_messages(message_ids))
         self._keep("up", replies)
         return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send, and wait as the Grid does; an answer is kept also where another never comes."""
+        """Send, and wait as the Grid does; an answer is kept also where another never comes.
+
+        Args:
+            messages: Of the app.
+            timeout: Seconds; None waits for ever.
+        """
         waiting = set(self.push_messages(messages))
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         replies: list[Message] = []
@@ -174,7 +192,7 @@ class Tap(Grid):
             settings.note(FOLDER, "wire.jsonl", line)
 
     def _remember(self, way: str, message: Message) -> None:
-        """What can be asked again: messages with arrays that were soon answered with arrays."""
+        """Remember messages with arrays that were soon answered with arrays: they can be repeated."""
         if not message.content.array_records:
             return
         if way == "down":
@@ -191,7 +209,7 @@ class Tap(Grid):
         return node in nodes and self._kept < KEPT_BYTES
 
     def _arrays(self, way: str, message: Message, shared: dict[int, str]) -> str:
-        """The file that holds a message's arrays; messages that share their content share it."""
+        """Write a message's arrays to a file and return its name; messages that share their content share it."""
         if id(message.content) in shared:
             return shared[id(message.content)]
         name = f"{way}-{next(self._numbers):04d}.npz"

@@ -14,26 +14,46 @@ REPEAT = "fedmjp_repeat"
 
 
 def read(name: str) -> dict[str, Any]:
-    """The settings of one side."""
+    """Read the settings of one side.
+
+    Args:
+        name: Of the file.
+    """
     settings: dict[str, Any] = json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
     return settings
 
 
 def load(component: str) -> Any:
-    """The app's own object by its name in pyproject.toml, ``module:attribute``."""
+    """Import the app's own object.
+
+    Args:
+        component: Its name in pyproject.toml, ``module:attribute``.
+    """
     module, _, attribute = component.partition(":")
     return reduce(getattr, attribute.split("."), importlib.import_module(module))
 
 
 def note(folder: Path, name: str, line: dict[str, Any]) -> None:
-    """Append a line of JSON to a file that several processes write."""
+    """Append a line of JSON to a file that several processes write.
+
+    Args:
+        folder: Of the side.
+        name: Of the file.
+        line: Values by name.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / name).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line, default=str) + "\n")
 
 
 def note_problem(folder: Path, where: str, error: BaseException) -> None:
-    """Keep what the app failed of, with what caused it, outermost last."""
+    """Keep what the app failed of, with what caused it, outermost last.
+
+    Args:
+        folder: Of the side.
+        where: Side that failed.
+        error: That it raised.
+    """
     chain: list[dict[str, str]] = []
     cause: BaseException | None = error
     while cause is not None and len(chain) < 10:

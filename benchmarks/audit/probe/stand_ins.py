@@ -44,7 +44,11 @@ _given: dict[str, Any] = {}
 
 
 def install(side_settings: dict[str, Any]) -> None:
-    """Put everything in place, once; ``given`` are the settings of a side."""
+    """Put everything in place, once.
+
+    Args:
+        side_settings: Settings of a side.
+    """
     global _installed
     if _installed:
         return
@@ -64,7 +68,14 @@ def _say(kind: str, name: str, instead: str) -> None:
 
 
 def pictures(count: int, side: int, channels: int, seed: int) -> list[np.ndarray[Any, Any]]:
-    """Parts of the given pictures, each another, uint8 (side, side, 3) or (side, side)."""
+    """Cut different parts of the bundled pictures, uint8 (side, side, 3) or (side, side).
+
+    Args:
+        count: Number of parts.
+        side: Pixels per side.
+        channels: 1 or 3.
+        seed: Of the draw.
+    """
     from PIL import Image  # noqa: PLC0415 (apps without pictures may lack it)
 
     source = np.load(_given["pictures"])["pictures"]
@@ -82,19 +93,29 @@ def pictures(count: int, side: int, channels: int, seed: int) -> list[np.ndarray
 
 
 def labels(count: int, classes: int, seed: int) -> list[int]:
-    """Labels of which some are frequent and some rare: all alike would be guessed."""
+    """Draw labels of which some are frequent and some rare: all alike would be guessed.
+
+    Args:
+        count: Number of labels.
+        classes: Number of classes.
+        seed: Of the draw.
+    """
     share = 1 / (1 + np.arange(classes))
     return [int(label) for label in np.random.default_rng(seed).choice(classes, count, p=share / share.sum())]
 
 
 def kind_of(name: str) -> tuple[int, int, int]:
-    """Side, channels and classes of a data set, by its name."""
+    """Look up side, channels and classes of a data set.
+
+    Args:
+        name: Of the data set.
+    """
     plain = name.lower().replace("_", "").replace("-", "")
     return next((kind for part, kind in PICTURES.items() if part.replace("-", "") in plain), OTHERS)
 
 
 def _column(candidates: Sequence[str]) -> str | None:
-    """The first of these names that the app's code has in quotes."""
+    """Return the first of these names that the app's code has in quotes."""
     return next((name for name in candidates if name in _given["literals"]), None)
 
 
@@ -154,7 +175,7 @@ class _Accuracy:
         ]
 
     def compute(self, *, predictions: Any = (), references: Any = (), **_: Any) -> dict[str, float]:
-        """The share, by the metric's name."""
+        """Return the share of right predictions, by the metric's name."""
         self.add_batch(predictions=predictions, references=references)
         return {self._name: sum(self._right) / max(len(self._right), 1)}
 
@@ -175,7 +196,7 @@ def _hub_metrics() -> None:
 
 
 def _rows(side: int = 0) -> int:
-    """Of all clients, for pictures of so many pixels per side or for texts."""
+    """Count the rows of all clients, for pictures of so many pixels per side or for texts."""
     large = side >= LARGE or (side > 0 and _given["enlarges"])
     return int((PER_CLIENT_LARGE if large else PER_CLIENT) * _given["clients"])
 
@@ -309,7 +330,7 @@ def _stand_in(kind: Any, make: Callable[[Any, str, dict[str, Any]], Any], subjec
 
 
 def _config(name: str, keywords: dict[str, Any]) -> Any:
-    """The configuration that a name speaks of: the longest type in it, the size of it, and what the app asks for."""
+    """Build the configuration that a name speaks of: its longest type, its size, and what the app asks for."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: PLC0415
 
     words = name.lower()

@@ -31,13 +31,13 @@ KEPT_BYTES = 2**28
 LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "mse_loss")
 NUMBERS = (int, float, bool)
 
-_watch: "TrainingWatch | None" = None
+_watch: "MessageWatch | None" = None
 _normalisations: list[tuple[list[float], list[float]]] = []
 _depth = 0
 _patched = False
 
 
-class TrainingWatch:
+class MessageWatch:
     """Sees one training message through; what it saw is kept afterwards.
 
     Args:
@@ -73,7 +73,13 @@ class TrainingWatch:
         _watch = None
 
     def see_call(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """A module with weights is called from outside of any other."""
+        """Keep the batch of a module with weights that is called from outside of any other.
+
+        Args:
+            module: That is called.
+            arguments: Of the call.
+            keywords: Of the call, by name.
+        """
         if not module.training or not torch.is_grad_enabled() or next(module.parameters(), None) is None:
             return
         if self._module is None:
@@ -89,7 +95,14 @@ class TrainingWatch:
             self._kept_bytes, self._kept_examples = self._kept_bytes + size, self._kept_examples + self._sizes[-1]
 
     def see_loss(self, name: str, value: Tensor, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """A loss was computed of outputs and targets."""
+        """Note a loss that was computed of outputs and targets.
+
+        Args:
+            name: Of the loss function.
+            value: Of the loss.
+            arguments: Of the call.
+            keywords: Of the call, by name.
+        """
         if not torch.is_grad_enabled() or self._module is None or not self._module.training:
             return
         self._losses += 1
@@ -108,7 +121,11 @@ class TrainingWatch:
             self._batches[-1].setdefault("target", target.detach().cpu().clone())
 
     def see_step(self, optimiser: torch.optim.Optimizer) -> None:
-        """An optimiser is about to take a step."""
+        """Note an optimiser that is about to take a step.
+
+        Args:
+            optimiser: Before its step.
+        """
         self._steps[type(optimiser).__name__] += 1
         group = optimiser.param_groups[0]
         self._rates |= {float(param_group["lr"]) for param_group in optimiser.param_groups}
@@ -119,7 +136,11 @@ class TrainingWatch:
             self._optimiser = {"name": type(optimiser).__name__, "groups": len(optimiser.param_groups), **plain}
 
     def keep(self, reply: Message) -> None:
-        """Leave everything for the evaluator; what goes wrong here is noted, and is no failure of the app's."""
+        """Leave everything for the evaluator; what goes wrong here is noted, and is no failure of the app's.
+
+        Args:
+            reply: The app's answer.
+        """
         try:
             self._keep(reply)
         except Exception:  # noqa: BLE001 (the app's own work must not be lost by ours)
@@ -162,7 +183,7 @@ class TrainingWatch:
         )
 
     def _keep_model(self, module: nn.Module) -> None:
-        """The network as the client found it, before its first step, if nobody kept it before."""
+        """Keep the network as the client found it, before its first step, if nobody kept it before."""
         if self._model_file.exists():
             return
         bare = copy.deepcopy(_matching(module, self._message))
@@ -243,7 +264,7 @@ def _seen_statistics(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _of_processors() -> list[tuple[list[float], list[float]]]:
-    """What image processors of transformers normalise with."""
+    """List what image processors of transformers normalise with."""
     if "transformers" not in sys.modules:
         return []
     processors = [
@@ -265,13 +286,13 @@ def _seed(number: int) -> None:
 
 
 def _losses_before(folder: Path) -> int | None:
-    """How many losses the first repeat computed."""
+    """Return how many losses the first repeat computed."""
     lines = [json.loads(line) for line in (folder / "seen.jsonl").read_text(encoding="utf-8").splitlines()]
     return next((int(line["losses"]) for line in reversed(lines) if line["repeat"] == 0), None)
 
 
 def _opacus() -> list[dict[str, Any]]:
-    """What Opacus' optimisers say of themselves."""
+    """List what Opacus' optimisers say of themselves."""
     if "opacus" not in sys.modules:
         return []
     names = ("noise_multiplier", "max_grad_norm", "expected_batch_size")
@@ -287,7 +308,7 @@ def _opacus() -> list[dict[str, Any]]:
 
 
 def _noise(optimiser: Any) -> float | None:
-    """Standard deviation of what one of Opacus' optimisers added to the sum of clipped gradients, before its step."""
+    """Measure the standard deviation of the noise that Opacus added to a sum of gradients, before its step."""
     expected = float(optimiser.expected_batch_size or 1)
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     added = [
@@ -309,7 +330,7 @@ def _tensors(values: Any, name: str = "input") -> list[tuple[str, Tensor]]:
 
 
 def _matching(module: nn.Module, message: Message) -> nn.Module:
-    """The outermost part whose state is what the server sent, by shapes in order; the module itself if none is."""
+    """Find the outermost part whose state is what the server sent, by shapes in order; else the module itself."""
     sent = [list(array.shape) for record in message.content.array_records.values() for array in record.values()]
     for part in module.modules():
         if [list(value.shape) for value in part.state_dict().values()] == sent:
