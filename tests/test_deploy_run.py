@@ -166,7 +166,8 @@ def test_a_run_outlives_a_killed_supernode_and_a_killed_superlink(world: World) 
     assert run.returncode == 0, log.read_text()
     for process in processes.values():
         world.signal(process, signal.SIGTERM)
-        process.wait(30)
+    for process in processes.values():
+        process.wait(90)  # TimeoutStopSec of a unit that states none
 
     assert list(pd.read_csv(output / "history.csv")["clients"]) == [1, 2]
     refused = pd.read_csv(output / "refused.csv")
