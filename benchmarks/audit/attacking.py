@@ -13,7 +13,7 @@ from torch import Tensor
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.adversary import Adversary
 from fedmjp.benchmarks.audit.network import Network
-from fedmjp.errors import FedmjpError
+from fedmjp.errors import Failure, FedmjpError
 from fedmjp.processes import raise_on_alarm
 from fedmjp.records import Disclosure, Upload
 from fedmjp.threat import ThreatModel
@@ -56,16 +56,16 @@ def attempt_all(
         threat: What the server knows of it.
         unreadable: Why nothing can be read of it at all, if that is so.
     """
-    upload: Upload | str
+    upload: Upload | Failure
     try:
         upload = network.upload(update, threat)
     except FedmjpError as error:
-        upload = str(error)
+        upload = Failure(str(error))
     return [attempt(name, network, upload, threat, unreadable) for name in ATTACKS if not name.startswith("oracle_")]
 
 
 def attempt(
-    name: str, network: Network, upload: Upload | str, threat: ThreatModel, unreadable: str | None = None
+    name: str, network: Network, upload: Upload | Failure, threat: ThreatModel, unreadable: str | None = None
 ) -> Attempt:
     """Run an attack on an upload, or say why it does not apply; in place of an upload, why there is none.
 
@@ -117,7 +117,7 @@ def _limited(seconds: float) -> Iterator[None]:
 
 
 def _refusal(
-    attack: Any, network: Network, upload: Upload | str, threat: ThreatModel, unreadable: str | None
+    attack: Any, network: Network, upload: Upload | Failure, threat: ThreatModel, unreadable: str | None
 ) -> str | None:
     """Explain why an attack cannot be run on this upload; floors need nothing of it."""
     if attack.role != "floor":
@@ -128,19 +128,22 @@ def _refusal(
     if attack.needs_network and not network.whole:
         return f"needs a vision transformer that it can run: {network.why}"
     refusal: str | None = attack.refusal(network.seen, threat)
-    if refusal or isinstance(upload, str):
+    if refusal or isinstance(upload, Failure):
         return refusal or str(upload)
     missing = [tensor for tensor in attack.tensors(network.seen) if tensor not in upload.tensors]
     return f"the app does not send {', '.join(missing)}, which it reads" if missing else None
 
 
 def classes_held(network: Network, update: Mapping[str, Tensor], *, is_gradient: bool) -> list[int] | None:
-    """List classes whose bias in the last layer a client raised, as it does for those it holds; None if none moved.
+    """List classes whose bias in the last layer a client raised, as any optimiser does for those that it holds.
 
     Args:
         network: The app's, with the weights that the server sent.
         update: Gradient or change of the weights, by the app's names.
         is_gradient: Whether it is a gradient, whose sign is the opposite.
+
+    Returns:
+        None where the bias was not sent, or did not move.
     """
     if network.head is None or network.head[1] not in update:
         return None

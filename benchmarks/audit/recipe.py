@@ -56,7 +56,7 @@ def normalisation(statistics: Sequence[Sequence[Sequence[float]]]) -> dict[str, 
     """Return mean and standard deviation that the app makes most use of; None if it makes none.
 
     Args:
-        statistics: Mean and standard deviation of each normalisation.
+        statistics: Mean and standard deviation (3 channels each) of each normalisation.
     """
     counts = Counter((tuple(mean), tuple(std)) for mean, std in statistics)
     if not counts:

@@ -17,7 +17,7 @@ import fedmjp
 from fedmjp.clients.gate.ledger import Outcome
 from fedmjp.clients.gate.watching import Observation
 from fedmjp.clients.replies import Update
-from fedmjp.errors import AttackFailedError, BadInputError
+from fedmjp.errors import AttackFailedError, BadInputError, Failure
 from fedmjp.metrics import METRICS
 from fedmjp.models import names
 from fedmjp.models.sent import SentWeights
@@ -117,8 +117,8 @@ class _Attempt:
     def labels(self) -> Iterator[Outcome]:
         """Read labels from the gradient of the head's bias; over several steps, from its mean."""
         disclosed = self._attacked("labels", {}, self._mean_gradient(), ThreatModel(batch_size=self._batch))
-        if isinstance(disclosed, str):
-            yield Outcome(attack="labels", of="labels", came_back=0, among=self.count, reason=disclosed)
+        if isinstance(disclosed, Failure):
+            yield Outcome(attack="labels", of="labels", came_back=0, among=self.count, reason=disclosed.reason)
         else:
             yield self._right_labels("labels", disclosed.labels)
 
@@ -126,9 +126,10 @@ class _Attempt:
         """Separate the pictures of one step, and read each one's features."""
         reason = self._not_one_step()
         threat = ThreatModel(batch_size=self._batch, label_smoothing=self.seen.smoothing)
-        disclosed = reason or self._attacked("class_token", {}, self._mean_gradient(), threat)
-        if isinstance(disclosed, str):
-            yield Outcome(attack="class_token", of="features", came_back=0, among=self.count, reason=disclosed)
+        gradient = Failure(reason) if reason else self._mean_gradient()
+        disclosed = self._attacked("class_token", {}, gradient, threat)
+        if isinstance(disclosed, Failure):
+            yield Outcome(attack="class_token", of="features", came_back=0, among=self.count, reason=disclosed.reason)
             return
         yield self._right_labels("class_token", disclosed.labels)
         yield Outcome(attack="class_token", of="features", came_back=self._right_features(disclosed), among=self._batch)
@@ -144,7 +145,7 @@ class _Attempt:
         if isinstance(disclosed, Reconstruction):
             yield self._shown(name, disclosed.images)
         else:
-            reason = disclosed if isinstance(disclosed, str) else "gave no pictures"
+            reason = disclosed.reason if isinstance(disclosed, Failure) else "gave no pictures"
             yield Outcome(attack=name, of="pictures", came_back=0, among=self.count, reason=reason)
 
     @property
@@ -211,30 +212,30 @@ class _Attempt:
             return f"{self._batch} pictures are more than the {MOST} that are tried"
         return ""
 
-    def _mean_gradient(self) -> dict[str, Tensor] | str:
+    def _mean_gradient(self) -> dict[str, Tensor] | Failure:
         """Turn the update into a gradient of the mean loss, by the observed steps and learning rate."""
         if self.update.kind == "gradient":
             return self.change
         if self.seen.optimiser != "SGD":
-            return f"changes by {self.seen.optimiser or 'an optimiser that was not seen'} are no gradients"
+            return Failure(f"changes by {self.seen.optimiser or 'an optimiser that was not seen'} are no gradients")
         rate = max(self.seen.learning_rates) * self.seen.steps
         if not rate:
-            return "a learning rate of zero"
+            return Failure("a learning rate of zero")
         decay = self.seen.weight_decay
         return {name: -tensor / rate - decay * self.update.weights[name] for name, tensor in self.change.items()}
 
     def _attacked(
-        self, name: str, options: Mapping[str, Any], gradient: dict[str, Tensor] | str, threat: ThreatModel
+        self, name: str, options: Mapping[str, Any], gradient: dict[str, Tensor] | Failure, threat: ThreatModel
     ) -> Any:
         """Run an attack; return what it disclosed, or the reason why it does not apply."""
-        if isinstance(gradient, str):
+        if isinstance(gradient, Failure):
             return gradient
         try:
             upload = self.layout.upload(gradient, examples=self._batch, kind="gradient")
             generator = torch_generator(0, "gate", name)
             return fedmjp.ATTACKS.get(name)(options).run([upload], self.layout, threat, generator=generator)[0]
         except (BadInputError, AttackFailedError) as error:
-            return str(error).removeprefix(f"{name}: ")
+            return Failure(str(error).removeprefix(f"{name}: "))
 
     def _right_labels(self, attack: str, labels: Tensor) -> Outcome:
         """Count the client's labels among these; all, where the client's were not seen."""
