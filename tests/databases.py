@@ -11,7 +11,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from fedmjp.benchmarks.folder.store import Store, TrialResult
+from fedmjp.benchmarks.folder.store import Store
+from fedmjp.benchmarks.folder.trials import TrialResult
 from fedmjp.errors import BadInputError
 from tests.postgresql import Server, started
 

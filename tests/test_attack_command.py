@@ -14,7 +14,7 @@ from fedmjp import provenance
 from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.benchmarks.folder.pictures import load_png
 from fedmjp.benchmarks.folder.scores import ScoreTable
-from fedmjp.benchmarks.folder.store import TrialResult
+from fedmjp.benchmarks.folder.trials import TrialResult
 from fedmjp.benchmarks.report import figure
 from fedmjp.cli import main
 from fedmjp.data.selection import select_for

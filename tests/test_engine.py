@@ -13,7 +13,8 @@ from PIL import Image
 from fedmjp.attacks.patch_embedding import PatchEmbeddingAttack
 from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.benchmarks.folder.output import OutputFolder
-from fedmjp.benchmarks.folder.store import Store, TrialResult
+from fedmjp.benchmarks.folder.store import Store
+from fedmjp.benchmarks.folder.trials import TrialResult
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.running.engine import Engine, jobs
 from fedmjp.benchmarks.running.progress import RunProgress

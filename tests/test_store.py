@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from sqlalchemy import Double
 
-from fedmjp.benchmarks.folder.store import Store
+from fedmjp.benchmarks.folder.store import _TRIALS, Store
+from fedmjp.benchmarks.folder.trials import MEASURED, TRIAL_COLUMNS
 from fedmjp.errors import GAVE_UP, OutputError, StoreError
 from tests import databases
 from tests.databases import (
@@ -263,6 +265,11 @@ def test_a_url_that_cannot_be_used_is_refused_with_the_form_and_without_its_pass
         Store.open(url)
     assert "cr3t" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_table_has_the_columns_of_trials() -> None:
+    assert tuple(_TRIALS.c.keys()) == TRIAL_COLUMNS
+    assert tuple(column.name for column in _TRIALS.c if isinstance(column.type, Double)) == MEASURED
 
 
 def test_the_store_imports_neither_torch_nor_pandas_nor_a_driver() -> None:

@@ -13,7 +13,6 @@ import pytest
 from pyarrow import parquet
 
 from fedmjp.benchmarks.folder.output import OutputFolder
-from fedmjp.benchmarks.folder.store import StudyTrials
 from fedmjp.benchmarks.folder.study import (
     DIGITS,
     ENVIRONMENTS,
@@ -24,6 +23,7 @@ from fedmjp.benchmarks.folder.study import (
     read_study,
     write_study,
 )
+from fedmjp.benchmarks.folder.trials import StudyTrials
 from fedmjp.cli import main
 from fedmjp.errors import OutputError
 

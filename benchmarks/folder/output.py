@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fedmjp.benchmarks.folder.pictures import save_png
-from fedmjp.benchmarks.folder.store import Store
 from fedmjp.errors import OutputError
 from fedmjp.files import replacing
 
 if TYPE_CHECKING:
     from fedmjp.benchmarks.federation.simulation import RunFolder
+    from fedmjp.benchmarks.folder.store import Store
 
 MARK = ".fedmjp"
 _LOCKS: dict[Path, TextIO] = {}  # open for the rest of the process, which is what keeps a folder locked
@@ -39,6 +39,8 @@ class OutputFolder:
         Args:
             database: URL; the folder's own file if empty.
         """
+        from fedmjp.benchmarks.folder.store import Store  # noqa: PLC0415 (an attack does without a database)
+
         return Store.open(database) if database else Store.at(self.database)
 
     @property

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmjp.benchmarks.folder.output import write_json, write_text
-from fedmjp.benchmarks.folder.store import START_OVER, TRIAL_COLUMNS, TrialResult
+from fedmjp.benchmarks.folder.trials import START_OVER, TRIAL_COLUMNS, TrialResult
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.benchmarks.plan.trial_plan import ABOUT_KEYS, PlannedTrial, TrialPlan, cells_as_json, cells_from_json
 from fedmjp.benchmarks.plan.trial_plan import COLUMNS as PLANNED
@@ -23,7 +23,7 @@ from fedmjp.metrics import COLOUR, METRICS
 from fedmjp.texts import guard, unguard
 
 if TYPE_CHECKING:
-    from fedmjp.benchmarks.folder.store import StudyTrials
+    from fedmjp.benchmarks.folder.trials import StudyTrials
 
 SCORES, MANIFEST = "scores.csv", "manifest.json"
 KIND = "attack"  # of the manifest
@@ -175,7 +175,7 @@ def read_scores(folder: Path) -> tuple[TrialPlan, StudyTrials]:
     """
     import pandas as pd  # noqa: PLC0415 (an attack does without)
 
-    from fedmjp.benchmarks.folder.store import StudyTrials, frame_of  # noqa: PLC0415
+    from fedmjp.benchmarks.folder.trials import StudyTrials, frame_of  # noqa: PLC0415
 
     rows, about = read_rows(folder / SCORES), _read_manifest(folder)
     try:

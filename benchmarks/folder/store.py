@@ -6,10 +6,8 @@ import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from sqlalchemy import (
     URL,
@@ -35,6 +33,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError
 
+from fedmjp.benchmarks.folder.trials import START_OVER, TrialResult, frame_of
 from fedmjp.errors import GAVE_UP, MissingExtraError, OutputError, StoreError
 
 if TYPE_CHECKING:
@@ -52,7 +51,6 @@ REMEDY = {
 }
 # What is said of a server that is away, or comes up: it may be tried again, as a wrong name or password may not.
 AWAY = ("Connection refused", "the database system is", "server closed the connection", "timeout expired")
-START_OVER = "to start over, run the command that made it again with --fresh"
 DAMAGED = f"the file is damaged: put a copy in its place; {START_OVER}"
 # A second process waits for the first instead of making the tables too.
 LOCK_SCHEMA = {"sqlite": "BEGIN IMMEDIATE", "postgresql": "SELECT pg_advisory_xact_lock(7120230618)"}
@@ -120,53 +118,6 @@ _TRIALS = Table(
     Column("environment_sha256", ForeignKey(_ENVIRONMENTS.c.sha256), nullable=False),
     Column("recorded_at", DateTime, nullable=False),
 )
-TRIAL_COLUMNS = tuple(_TRIALS.c.keys())
-
-
-@dataclass(kw_only=True)
-class TrialResult:
-    """One attack on one picture, scored in one setting; or the error that it ended with.
-
-    ``key`` digests everything that determines the trial. ``status`` is "ok" or "failed". Metrics that could not be
-    computed on the machine have null for a score; ``COLOUR`` stands among them. ``environment`` holds versions,
-    revision and hardware; in the database it stands once, and trials name its digest. ``recorded_at`` is UTC.
-    """
-
-    key: str
-    status: str
-    error: str | None = None
-    model: str
-    defence: str
-    mask_ratio: float
-    attack: str
-    setting: str
-    protocol: str
-    picture: str
-    picture_sha256: str
-    seed: int
-    realised_ratio: float | None = None
-    weights_sha256: str | None = None
-    attack_seconds: float | None = None
-    scores: dict[str, Any] = field(default_factory=dict)
-    diagnostics: dict[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, Any]
-    recorded_at: datetime = field(default_factory=lambda: datetime.now(UTC).replace(tzinfo=None))
-
-
-class RecordedTrials(Protocol):
-    """Trials that can be read: those of a database, or of a published study."""
-
-    def frame(self, keys: Collection[str] | None = None) -> "pd.DataFrame":
-        """Return trials as one row each with the columns of ``TrialResult``, in the order of their keys.
-
-        ``scores`` and ``diagnostics`` are dictionaries; ``environment_sha256`` is a key of ``environments()``.
-
-        Args:
-            keys: Of the trials; all if None.
-        """
-
-    def environments(self) -> dict[str, dict[str, Any]]:
-        """Return versions, revision and hardware by digest."""
 
 
 class Store:
@@ -362,18 +313,6 @@ def _prepare_postgresql(connection: Any, _record: object) -> None:
     connection.commit()
 
 
-def frame_of(rows: Sequence[tuple[Any, ...]]) -> "pd.DataFrame":
-    """Make a table of rows.
-
-    Args:
-        rows: Their values stand in the order of ``TRIAL_COLUMNS``.
-    """
-    import pandas as pd  # noqa: PLC0415 (a writer of trials does without)
-
-    table = pd.DataFrame(rows, columns=TRIAL_COLUMNS)
-    return table.astype({column.name: float for column in _TRIALS.c if isinstance(column.type, Double)})
-
-
 def _make_tables(engine: Engine, name: str, tables: MetaData) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql(LOCK_SCHEMA[engine.dialect.name])
@@ -411,23 +350,3 @@ def _shown(url: URL) -> str:
 def _reason(error: Exception) -> str:
     """Give the driver's words in one line, without the statement that PostgreSQL quotes."""
     return " ".join(re.split(r"\nLINE \d+:", str(getattr(error, "orig", None) or error))[0].split())
-
-
-@dataclass(frozen=True)
-class StudyTrials:
-    """The trials of a published study."""
-
-    rows: "pd.DataFrame"
-    made_in: Mapping[str, dict[str, Any]]
-
-    def frame(self, keys: Collection[str] | None = None) -> "pd.DataFrame":
-        """Return trials as ``RecordedTrials`` has them.
-
-        Args:
-            keys: Of the trials; all if None.
-        """
-        return self.rows if keys is None else self.rows[self.rows["key"].isin(set(keys))].reset_index(drop=True)
-
-    def environments(self) -> dict[str, dict[str, Any]]:
-        """Return environments as ``RecordedTrials`` has them."""
-        return dict(self.made_in)

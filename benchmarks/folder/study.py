@@ -20,7 +20,7 @@ from pyarrow import parquet
 
 from fedmjp.benchmarks.folder.output import OutputFolder, write_json
 from fedmjp.benchmarks.folder.scores import holds_scores, read_scores
-from fedmjp.benchmarks.folder.store import TRIAL_COLUMNS, RecordedTrials, StudyTrials, frame_of
+from fedmjp.benchmarks.folder.trials import TRIAL_COLUMNS, RecordedTrials, StudyTrials, frame_of
 from fedmjp.benchmarks.plan.trial_plan import COLUMNS, TrialPlan, cells_as_json, cells_from_json
 from fedmjp.errors import OutputError
 from fedmjp.files import read_file, replacing, require_regular

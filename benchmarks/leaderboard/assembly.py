@@ -10,7 +10,7 @@ import pandas as pd
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from fedmjp.benchmarks.folder.store import START_OVER
+from fedmjp.benchmarks.folder.trials import START_OVER
 from fedmjp.benchmarks.leaderboard.entries import FLAT, BoardEntry, Cost, Provenance, Utility, entry_id
 from fedmjp.benchmarks.leaderboard.figures import BoardFigures, judge_entries
 from fedmjp.benchmarks.leaderboard.measures import MEASURES

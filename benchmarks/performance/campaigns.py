@@ -42,7 +42,8 @@ import pandas as pd
 import typer
 
 from fedmjp import provenance
-from fedmjp.benchmarks.folder.store import Store, TrialResult
+from fedmjp.benchmarks.folder.store import Store
+from fedmjp.benchmarks.folder.trials import TrialResult
 from fedmjp.benchmarks.leaderboard.board import board_of
 from fedmjp.benchmarks.leaderboard.entries import read_reported
 from fedmjp.benchmarks.performance.harness import Measurement, benchmark, proportional_memory

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from fedmjp.benchmarks.folder.output import as_json, write_text
 from fedmjp.benchmarks.folder.pictures import files_in, folder_of
-from fedmjp.benchmarks.folder.store import START_OVER
+from fedmjp.benchmarks.folder.trials import START_OVER
 from fedmjp.benchmarks.plan.cells import IDENTITY, Cell
 from fedmjp.errors import OutputError
 from fedmjp.files import read_file

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedmjp.benchmarks.folder.pictures import load_png
-from fedmjp.benchmarks.folder.store import TrialResult
+from fedmjp.benchmarks.folder.trials import TrialResult
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.drawings import save_photographs
 

@@ -9,7 +9,8 @@ import pandas as pd
 from rich.console import Console
 
 from fedmjp.benchmarks.folder.output import OutputFolder, write_json
-from fedmjp.benchmarks.folder.store import RecordedTrials, Store
+from fedmjp.benchmarks.folder.store import Store
+from fedmjp.benchmarks.folder.trials import RecordedTrials
 from fedmjp.benchmarks.leaderboard.admission import read_submitted
 from fedmjp.benchmarks.leaderboard.board import board_of
 from fedmjp.benchmarks.leaderboard.entries import Board, read_reported

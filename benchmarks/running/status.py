@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import pandas as pd
 
-from fedmjp.benchmarks.folder.store import RecordedTrials
+from fedmjp.benchmarks.folder.trials import RecordedTrials
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 

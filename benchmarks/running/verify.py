@@ -17,7 +17,7 @@ from fedmjp import provenance
 from fedmjp.benchmarks.campaign.prepare import Prepared
 from fedmjp.benchmarks.folder.output import OutputFolder
 from fedmjp.benchmarks.folder.pictures import load_png
-from fedmjp.benchmarks.folder.store import RecordedTrials
+from fedmjp.benchmarks.folder.trials import RecordedTrials
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.running.engine import Engine
 from fedmjp.benchmarks.running.progress import RunProgress

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-    from fedmjp.benchmarks.folder.store import TrialResult
+    from fedmjp.benchmarks.folder.trials import TrialResult
     from fedmjp.benchmarks.plan.cells import Cell
 
 FAILED = 1
