@@ -256,6 +256,7 @@ def test_flwr_run_works_in_the_clone_as_flowers_users_expect(tmp_path: Path) -> 
             if "--port" in (process.info["cmdline"] or []) and str(port) in process.info["cmdline"]:
                 with suppress(psutil.NoSuchProcess):  # one of them ends with the other
                     process.terminate()
-    assert "[ROUND 2/2] done" in done.stdout + done.stderr
+    printed = done.stdout + done.stderr
+    assert "[ROUND 2/2] done" in printed, printed[-3000:]
     assert [run["status"] for run in json.loads(listed.stdout)["runs"]] == ["finished:completed"]
     wait_until(lambda: not family(str(tmp_path), started), seconds=60)
