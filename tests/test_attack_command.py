@@ -206,11 +206,15 @@ def test_the_figure_shows_what_the_defence_shuffled_and_not_what_the_twin_saw(
 ) -> None:
     shown: list[Path] = []
 
-    def load(path: Path) -> object:
-        shown.append(path)
-        return load_png(path)
+    class Opening:
+        new, Resampling = Image.new, Image.Resampling
 
-    monkeypatch.setattr(figure, "load_png", load)
+        @staticmethod
+        def open(path: Path) -> Image.Image:
+            shown.append(path)
+            return Image.open(path)
+
+    monkeypatch.setattr(figure, "Image", Opening)
     assert attack(monkeypatch, tmp_path, "patch_embedding", "--limit", "2", "--defence", "mjp:mask-ratio=0.5") == 0
     clean, shuffled = (
         [load_png(path) for path in shown if path.stem.endswith(kind)] for kind in ("-clean", "-shuffled")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedmjp.data.bundled import CROPS
+from fedmjp.data.datasets import CROPS
 from fedmjp.data.selection import open_source, select, select_for
 from fedmjp.errors import DataError
 from fedmjp.exchange import prepare_round

@@ -10,8 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedmjp.data.bundled import CROPS
-from fedmjp.data.datasets import open_dataset
+from fedmjp.data.datasets import CROPS, open_dataset
 from fedmjp.data.pictures import to_image
 from fedmjp.data.selection import open_source, select
 from fedmjp.errors import DataError

@@ -1,14 +1,15 @@
 """Labelled photographs in any number: opened in seconds, read one at a time, memory does not grow with their pixels."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
+import skimage.data
 from PIL import Image
 from timm.data.imagenet_info import ImageNetInfo
 
-from fedmjp.data.bundled import CROPS
 from fedmjp.data.labelled import HUB, LabelledDataset
 from fedmjp.data.layout import SPLIT_FOLDERS, SUFFIXES, Split, class_folders, parquet_files, pictures_in, split_folders
 from fedmjp.data.pictures import LabelledPicture, open_picture, to_image
@@ -16,6 +17,37 @@ from fedmjp.errors import DataError
 from fedmjp.extras import require
 
 BUNDLED = "bundled"
+# They ship inside scikit-image: real pictures on every machine, nothing to fetch.
+PHOTOGRAPHS = Path(skimage.data.__file__).parent
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A square of a bundled photograph: left, top and side in pixels, and the nearest ImageNet class."""
+
+    photograph: str
+    left: int
+    top: int
+    side: int
+    label: int
+
+    def cut(self) -> Image.Image:
+        """Read the photograph and crop it."""
+        (file,) = PHOTOGRAPHS.glob(f"{self.photograph}.*")
+        with Image.open(file) as photograph:
+            return photograph.crop((self.left, self.top, self.left + self.side, self.top + self.side))
+
+
+CROPS = {
+    "astronaut": Crop("astronaut", 0, 0, 512, 834),  # suit
+    "astronaut-face": Crop("astronaut", 112, 0, 240, 834),
+    "cat": Crop("chelsea", 80, 0, 300, 281),  # tabby
+    "cat-eyes": Crop("chelsea", 130, 40, 200, 281),
+    "coffee": Crop("coffee", 130, 0, 400, 967),  # espresso
+    "coffee-spoon": Crop("coffee", 360, 120, 240, 910),  # wooden spoon
+    "rocket": Crop("rocket", 110, 0, 427, 657),  # missile
+    "rocket-flame": Crop("rocket", 200, 180, 240, 657),
+}
 
 
 class DatasetPictures:
