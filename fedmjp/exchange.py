@@ -138,7 +138,8 @@ def prepare_private(scenario: BatchSetup, pictures: Sequence[LabelledPicture], n
     mixed, shares = _mixed(scenario, pictures, clean, labels, number) if scenario.mixup else (None, None)
     entered = clean if mixed is None else mixed
     arranged = scenario.pipeline.arrange(entered, grid, randomness=sources)
-    shuffled = arranged.images if scenario.pipeline.shuffles else jigsaw.rearrange(entered, arranged.source)
+    moved = ratio and not scenario.pipeline.shuffles  # what a shuffle by the same mask would have made of them
+    shuffled = jigsaw.rearrange(entered, arranged.source) if moved else arranged.images
     return PrivateBatch(
         clean=clean,
         shuffled=shuffled,

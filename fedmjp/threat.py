@@ -6,6 +6,7 @@ packages add theirs through the entry-point group ``fedmjp.servers``: the name, 
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -181,12 +182,8 @@ def _read_honest(value: object) -> object:
     return None if value in (HONEST, "") else value
 
 
-def _is_honest(server: object) -> bool:
-    return server is None
-
-
 # Records and digests state a server only where it changes weights.
-Server = Annotated[ServerConfig | None, BeforeValidator(_read_honest), Field(exclude_if=_is_honest)]
+Server = Annotated[ServerConfig | None, BeforeValidator(_read_honest), Field(exclude_if=operator.not_)]
 
 
 class ThreatModel(ClientStep):

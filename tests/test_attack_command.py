@@ -92,13 +92,13 @@ def test_rows_of_another_attack_stay_and_a_cut_row_is_made_again(
     assert len(repaired) == 6
 
 
-def test_a_checkout_that_changes_during_a_run_leaves_rows_that_are_read(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    changed = provenance.environment() | {"revision": {"commit": "another", "modified": True}}
-    monkeypatch.setattr("fedmjp.benchmarks.running.engine._environment", lambda: changed)
+def test_rows_of_two_checkouts_are_read_and_each_has_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert attack(monkeypatch, tmp_path, "patch_embedding", "--limit", "1") == 0
-    assert len(attack_board(tmp_path)) == 2
+    changed = provenance.environment() | {"revision": {"commit": "another", "modified": True}}
+    with monkeypatch.context() as patch:
+        patch.setattr("fedmjp.provenance.environment", lambda: changed)
+        assert attack(patch, tmp_path, "patch_embedding", "--limit", "2") == 0
+    assert len(attack_board(tmp_path)) == 4
     environments = json.loads((tmp_path / "manifest.json").read_text())["environments"].values()
     commits = {environment["revision"]["commit"] for environment in environments}
     assert commits == {"another", provenance.revision()["commit"]}

@@ -17,10 +17,9 @@ from fedmjp.config import MAX_CLASSES, MAX_IMAGE_SIZE, MAX_SEED, Checkpoint, Con
 from fedmjp.defences.pipeline import DefenceConfig, Defences, pipeline_of, with_mask_ratio
 from fedmjp.errors import BadInputError, ConfigError, suggestion
 from fedmjp.metrics import RECOGNISABLE, metric
-from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.build import architecture, blueprint
 from fedmjp.scenario import SHUFFLED_ALONE, Scenario, make_batch_scenario
-from fedmjp.settings import Setting
+from fedmjp.settings import Protocol, Setting
 from fedmjp.threat import Server, ThreatModel
 from fedmjp.zoo import PREFIX, zoo_model
 
@@ -206,7 +205,7 @@ class Campaign(Config):
             raise ValueError("battery names what is tried, rows the models and defences: give both or neither")
         unknown = set(self.weights) | set(self.accuracy)
         for grid in self.tried:
-            pipelines = map(pipeline_of, ((), (SHUFFLED_ALONE,), *grid.defences))
+            pipelines = map(pipeline_of, ((), (DefenceConfig(name=SHUFFLED_ALONE),), *grid.defences))
             for pipeline, model in itertools.product(pipelines, grid.models):
                 unknown.difference_update(pipeline.names_of_weights(model))
         if unknown:

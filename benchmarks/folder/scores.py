@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedmjp.benchmarks.folder.output import write_json, write_text
 from fedmjp.benchmarks.folder.trials import START_OVER, TRIAL_COLUMNS, TrialResult
-from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.benchmarks.plan.trial_plan import ABOUT_KEYS, PlannedTrial, TrialPlan, cells_as_json, cells_from_json
 from fedmjp.benchmarks.plan.trial_plan import COLUMNS as PLANNED
 from fedmjp.errors import GAVE_UP, OutputError
@@ -48,22 +47,23 @@ class ScoreTable:
     def __init__(self, folder: Path, planned: TrialPlan) -> None:
         self._path = folder / SCORES
         self._manifest = folder / MANIFEST
-        self._cells = {cell: _cell_id(cell) for cell in planned.cells}
+        dumped = cells_as_json(planned.cells)
+        names = [_digest(entry["cell"])[:DIGITS] for entry in dumped]
+        self._cells = dict(zip(planned.cells, names, strict=True))
         self._planned = {trial.key: trial for trial in planned.tasks}
         self._uploads = _number_uploads(planned)
         self._trials: dict[str, TrialResult] = {}
         former = read_rows(self._path) if self._path.exists() else []
         about = _read_manifest(folder) if former else {"cells": {}, "environments": {}}
         self._environments: dict[str, Any] = dict(about["environments"])
-        self._about: Mapping[str, Any] = {}
-        replaced = set(self._cells.values())
+        replaced = set(names)
         rows = [row for row in former if row["cell"] not in replaced or _is_finished(row, self._planned)]
         for row in rows:
             if row["key"] in self._planned:
                 self._trials[row["key"]] = _trial_of(row, self._environments)
         other_names = {row["cell"] for row in rows} - replaced
         self._other_cells = {name: cell for name, cell in about["cells"].items() if name in other_names}
-        self._planned_cells = dict(zip(self._cells.values(), cells_as_json(planned.cells), strict=True))
+        self._planned_cells = dict(zip(names, dumped, strict=True))
         write_text(self._path, _text([list(COLUMNS), *([row[name] for name in COLUMNS] for row in rows)]))
 
     def finished(self, keys: Collection[str]) -> set[str]:
@@ -84,9 +84,6 @@ class ScoreTable:
             OutputError: If the file cannot be written.
         """
         trials = list(trials)
-        for trial in trials:  # a checkout may change while it is at work
-            if _digest(trial.environment) not in self._environments:
-                self.write_manifest(self._about, trial.environment)
         self._trials |= {trial.key: trial for trial in trials}
         try:
             with self._path.open("a", encoding="utf-8", newline="") as file:
@@ -112,9 +109,8 @@ class ScoreTable:
 
         Args:
             about: Command, data, configuration and the like.
-            environment: Of this process.
+            environment: Of the trials that are to be put.
         """
-        self._about = dict(about)
         self._environments[_digest(environment)] = dict(environment)
         cells = {**self._other_cells, **self._planned_cells}
         write_json(self._manifest, {"kind": KIND, **about, "cells": cells, "environments": self._environments})
@@ -212,10 +208,6 @@ def _number_uploads(planned: TrialPlan) -> dict[str, int]:
         batches = {batch: number for number, batch in enumerate(dict.fromkeys(trial.batch for trial in part.trials))}
         numbers |= {trial.key: batches[trial.batch] for trial in part.trials}
     return numbers
-
-
-def _cell_id(cell: Cell) -> str:
-    return _digest(cells_as_json((cell,))[0]["cell"])[:DIGITS]
 
 
 def _digest(values: Mapping[str, Any]) -> str:

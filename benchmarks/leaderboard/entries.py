@@ -15,8 +15,7 @@ from fedmjp.config import Config
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.errors import ConfigError, UnknownNameError
 from fedmjp.metrics import RECOGNISABLE
-from fedmjp.metrics.protocol import Protocol
-from fedmjp.settings import Reveals, Role, Setting
+from fedmjp.settings import Protocol, Reveals, Role, Setting
 from fedmjp.threat import ThreatModel
 
 SCHEMA_VERSION: Final = 4

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
-from fedmjp.metrics.protocol import Protocol
-from fedmjp.settings import Reveals, Role, Setting
+from fedmjp.settings import Protocol, Reveals, Role, Setting
 from fedmjp.threat import ThreatModel
 
 

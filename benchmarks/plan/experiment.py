@@ -13,11 +13,10 @@ from fedmjp.config import Config, ModelConfig
 from fedmjp.defences.base import Mark
 from fedmjp.defences.pipeline import Pipeline
 from fedmjp.errors import BadInputError
-from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Disclosure
 from fedmjp.scenario import Scenario
-from fedmjp.settings import Picture, Setting
+from fedmjp.settings import Picture, Protocol, Setting
 from fedmjp.threat import ThreatModel
 
 SMALLEST = 11  # pixels per side of SSIM's window

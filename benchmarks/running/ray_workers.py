@@ -194,8 +194,9 @@ class Worker:
         self._assignment.require_same_machine()
         self._folder = TemporaryDirectory(prefix="fedmjp-")
         local = self._assignment.with_files(Path(self._folder.name))
+        environment = provenance.environment() | {"revision": local.revision}
         return Workbench(
-            local.experiments, local.selection, shows_pictures=local.shows_pictures, revision=local.revision
+            local.experiments, local.selection, shows_pictures=local.shows_pictures, environment=environment
         )
 
 

@@ -227,13 +227,14 @@ def _attack(job: _Job, output: Path, console: "Console", *, fresh: bool) -> None
         for name in (SCORES, FIGURE):
             (output / name).unlink(missing_ok=True)
     table = ScoreTable(output, planned)
-    table.write_manifest(_about(job), provenance.environment())
+    environment = provenance.environment()
+    table.write_manifest(_about(job), environment)
     finished = table.finished([trial.key for trial in planned.tasks])
     console.print(f"{len(finished)} of {len(planned.tasks)} trials are finished; device {scenario.device}.")
     with TerminalProgress(console) as progress:
         progress.attacks(len(planned.tasks) - len(finished))
         for part, source in zip(planned.parts, job.sources, strict=True):
-            engine = Engine(part.experiment, source, progress)
+            engine = Engine(part.experiment, source, progress, environment=environment)
             for work in jobs_of(0, part.trials, finished):
                 for results in engine.results(work.trials):
                     folder.save(results.pictures)
@@ -354,4 +355,4 @@ def _settings(options: Mapping[str, Any], scenario: "Scenario") -> "tuple[Settin
     letters = options["settings"] or [Setting.C if scenario.gradient_of is Picture.SHUFFLED else Setting.A]
     if len(set(letters)) < len(letters):
         raise BadInputError(f"settings must each be named once, got {', '.join(letters)}")
-    return tuple(map(Setting, letters))
+    return tuple(Setting[letter.upper()] for letter in letters)  # the parameters of click are letters
