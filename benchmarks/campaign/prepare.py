@@ -45,8 +45,9 @@ def prepare(
     """
     selection = _selection(campaign)
     experiments = campaign.experiments(device=device, arithmetic=arithmetic)
-    for arm in dict.fromkeys(experiment.arm for experiment in experiments if experiment.arm.weights):
-        build(arm)  # a checkpoint that does not fit is told before anything is run
+    for network in dict.fromkeys(experiment.scenario.network for experiment in experiments):
+        if network.weights:
+            build(network)  # a checkpoint that does not fit is told before anything is run
     batches = [selection.batches(experiment.scenario) for experiment in experiments]
     described = _described(
         plan(experiments, batches, uploads="direct"),

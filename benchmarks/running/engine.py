@@ -157,7 +157,7 @@ class Engine:
             _refuse_known([exchange.private for exchange in stack.values()])
         weights = next(iter(stack.values())).upload.weights
         model = self.source.model(weights)
-        adversary = Adversary(model, self.experiment.threat, self.experiment.scenario.seed)
+        adversary = Adversary(model, self.experiment.scenario.threat, self.experiment.scenario.seed)
         uploads = [exchange.upload for exchange in stack.values()]
         started = time.perf_counter()
         disclosures = adversary.reconstruct(

@@ -125,7 +125,7 @@ class Assignment:
 
     def travelling(self) -> "Assignment":
         """Put pictures and weights into Ray's object store, for machines that do not have these files."""
-        arms = {experiment.arm for experiment in self.experiments}
+        arms = {experiment.scenario.network for experiment in self.experiments}
         files = {arm.weights.sha256: Path(arm.weights.path) for arm in arms if arm.weights}
         weights = {sha256: ray.put(path.read_bytes()) for sha256, path in files.items()}
         source = StoredPictures.of(self.selection)

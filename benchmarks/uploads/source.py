@@ -179,7 +179,9 @@ class FederatedRun:
         experiments = [part.experiment for part in self.plan.parts]
         scenarios = played(experiment.scenario for experiment in experiments)
         tensors = sorted(
-            frozenset().union(*(tensors_read(experiment, blueprint(experiment.arm)) for experiment in experiments))
+            frozenset().union(
+                *(tensors_read(experiment, blueprint(experiment.scenario.network)) for experiment in experiments)
+            )
         )
         self.progress.federation(sum(scenario.rounds for scenario in scenarios))
         try:

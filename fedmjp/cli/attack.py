@@ -310,8 +310,9 @@ def _prepare_direct(options: Mapping[str, Any], typed: set[str], console: "Conso
     values = single_batches(options) | {"defences": with_mask_ratio(defences, ratio)}
     scenario = make_batch_scenario(values, options["limit"])
     experiments = experiments_of(scenario, _settings(options, scenario), _attacks(options), mask_ratio=ratio)
-    for arm in dict.fromkeys(experiment.arm for experiment in experiments if experiment.arm.weights):
-        build(arm)  # a checkpoint that does not fit is told before anything is run
+    for network in dict.fromkeys(experiment.scenario.network for experiment in experiments):
+        if network.weights:
+            build(network)  # a checkpoint that does not fit is told before anything is run
     pictures = open_source(scenario.data, size=scenario.model.image_size, classes=scenario.model.classes)
     in_prior = sum(measured_on(name) for name in pictures.names())
     if in_prior:
