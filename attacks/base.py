@@ -213,7 +213,7 @@ class Attack(ABC, Generic[Model, Made]):
             )
         shapes = _shapes(network)
         declared = [self._declared(upload, network, threat, shapes) for upload in uploads]
-        if self._reads_adamw(threat):
+        if threat.local_optimiser == "adamw" and self.role != "floor":
             declared = [gradient_behind(upload, network, threat, signs=self.reads_signs) for upload in declared]
             threat = as_gradient(threat)
         generators = _Generators(partial(self._generator_for, model=network, generator=generator), declared)
@@ -236,11 +236,11 @@ class Attack(ABC, Generic[Model, Made]):
         """
         if threat.clients > 1 and not self.takes_sums:
             return f"needs each client's own update, not the sum over {threat.clients} clients"
-        if self.role != "floor" and (reason := adamw_refusal(threat)):
-            return reason
-        if self.role == "bound" and threat.local_optimiser == "adamw":
-            return "is given gradients at the tokens beside a gradient, not beside a step of AdamW"
-        if self._reads_adamw(threat):
+        if threat.local_optimiser == "adamw" and self.role != "floor":
+            if reason := adamw_refusal(threat):
+                return reason
+            if self.role == "bound":
+                return "is given gradients at the tokens beside a gradient, not beside a step of AdamW"
             threat = as_gradient(threat)
         if threat.mixup and self.optimises:
             return "computes gradients of candidates with whole labels, not of pictures that are mixed in pairs"
@@ -262,10 +262,6 @@ class Attack(ABC, Generic[Model, Made]):
         handled = self.handles(model, threat) | besides | {"withheld"}  # it is refused what it would need
         return bool(pipeline.defences) and pipeline.marks <= handled and self.refusal(model, threat) is None
 
-    def _reads_adamw(self, threat: ThreatModel) -> bool:
-        """Say whether a step of AdamW is turned into a gradient before the attack gets it."""
-        return threat.local_optimiser == "adamw" and self.role != "floor"
-
     def _withheld(self, model: Model, threat: ThreatModel) -> str | None:
         roles, needed = roles_of(model), set(self.tensors(model))
         for defence in threat.pipeline.defences:
@@ -281,9 +277,9 @@ class Attack(ABC, Generic[Model, Made]):
 
     def _declared(self, upload: Upload, model: Model, threat: ThreatModel, shapes: Mapping[str, torch.Size]) -> Upload:
         """Refuse an upload that does not fit; keep only the tensors that the attack declares to read."""
-        if misfit := _misfit(upload, threat) or self._tensor_misfit(upload, model, shapes):
-            raise self._not_applicable(misfit)
         read = self.tensors(model)
+        if misfit := _misfit(upload, threat, read, shapes):
+            raise self._not_applicable(misfit)
         siblings = upload.others if self.reads_others else ()
         return replace(
             upload,
@@ -323,17 +319,6 @@ class Attack(ABC, Generic[Model, Made]):
                 )
         return cast("list[Made]", checked)
 
-    def _tensor_misfit(self, upload: Upload, model: Model, shapes: Mapping[str, torch.Size]) -> str | None:
-        for name in self.tensors(model):
-            if name not in shapes:
-                return f"the model has no tensor {name!r}"
-            if name not in upload.tensors:
-                return f"the upload has no tensor {name!r}"
-            shape, expected = tuple(upload.tensors[name].shape), tuple(shapes[name])
-            if shape != expected:
-                return f"upload tensor {name!r} has shape {shape}, the model's has {expected}"
-        return None
-
 
 def _shapes(model: Entrance) -> dict[str, torch.Size]:
     """Map the name of each tensor that an upload may hold to its shape (a walk that takes longer than a solution)."""
@@ -366,7 +351,7 @@ class _Generators(Sequence[torch.Generator]):
         return self._seeded[places]
 
 
-def _misfit(upload: Upload, threat: ThreatModel) -> str | None:
+def _misfit(upload: Upload, threat: ThreatModel, read: Sequence[str], shapes: Mapping[str, torch.Size]) -> str | None:
     if upload.kind not in ATTACKED:
         contents = "whole weights: subtract those that were sent" if upload.kind == "weights" else "nobody knows what"
         return f"the upload holds {contents}; attacks read what is known to be a {' or a '.join(ATTACKED)}"
@@ -378,6 +363,14 @@ def _misfit(upload: Upload, threat: ThreatModel) -> str | None:
         comes = "comes with" if upload.labels is not None else "comes without"
         granted = "grants" if threat.labels_known else "does not grant"
         return f"the upload {comes} labels, the threat model {granted} them"
+    for name in read:
+        if name not in shapes:
+            return f"the model has no tensor {name!r}"
+        if name not in upload.tensors:
+            return f"the upload has no tensor {name!r}"
+        shape, expected = tuple(upload.tensors[name].shape), tuple(shapes[name])
+        if shape != expected:
+            return f"upload tensor {name!r} has shape {shape}, the model's has {expected}"
     return None
 
 

@@ -4,7 +4,7 @@ Closed forms read the gradients of the embeddings and of the first attention. Fo
 picture by picture, is enough: one forward and one backward pass through the activations serve a whole stack.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -68,11 +68,8 @@ def _at_parameters(
     label_smoothing: float,
     arithmetic: Arithmetic,
 ) -> list[dict[str, Tensor]]:
-    def joined(values: Iterable[Tensor]) -> Tensor:
-        return to_device(torch.cat(list(values)), model.mean.device)
-
-    images = joined(batch.version(batch.gradient_of) for batch in batches)
-    masks, targets = joined(batch.mask for batch in batches), joined(batch.targets for batch in batches)
+    parts = zip(*((batch.version(batch.gradient_of), batch.mask, batch.targets) for batch in batches), strict=True)
+    images, masks, targets = (to_device(torch.cat(part), model.mean.device) for part in parts)
     normalised = (images - model.mean) / model.std
     with rounded(arithmetic, images.device):
         forward = _forward(model, normalised, masks, targets, label_smoothing)
@@ -85,24 +82,20 @@ def _at_parameters(
     inputs = forward.attention_inputs.reshape(*outputs.shape[:2], -1).to(factor)
     prefix, patch_tokens = model.prefix_tokens, tokens[:, :, model.prefix_tokens :].flatten(1, 2).to(factor)
 
-    def patches() -> Tensor:
-        """Cut pictures into (batches, pictures * patches, 3 * patch_size ** 2), as they were embedded."""
-        cut = to_patches(normalised, model.patch_size)
-        return cut.reshape(len(batches), -1, 3 * model.patch_size**2).to(factor)
-
-    def masked() -> Tensor:
-        """Mark (batches, pictures, tokens, 1) where the unknown embedding stood instead of the own position."""
-        replaced = torch.cat([masks.new_zeros(len(masks), prefix), masks], dim=1) & model.defended
-        return replaced.reshape(*by_batch, -1, 1)
+    # (batches, pictures * patches, 3 * patch_size ** 2), as they were embedded.
+    patches = to_patches(normalised, model.patch_size).reshape(len(batches), -1, 3 * model.patch_size**2)
+    # (batches, pictures, tokens, 1), True where the unknown embedding stood instead of the own position.
+    replaced = torch.cat([masks.new_zeros(len(masks), prefix), masks], dim=1) & model.defended
+    masked = replaced.reshape(*by_batch, -1, 1)
 
     formulas: dict[str, Callable[[], Tensor]] = {
         names.CLASS_TOKEN: lambda: tokens[:, :, :prefix].sum(1),
         names.FIRST_QKV_WEIGHT: lambda: outputs.mT @ inputs,
         names.ORACLE_TOKEN_GRADIENTS: lambda: tokens.sum(1),
         names.PATCH_BIAS: lambda: patch_tokens.sum(1),
-        names.PATCH_WEIGHT: lambda: patch_tokens.mT @ patches(),
-        names.POSITION_EMBEDDING: lambda: tokens.masked_fill(masked(), 0).sum(1),
-        names.UNKNOWN_EMBEDDING: lambda: tokens.masked_fill(~masked(), 0).sum((1, 2)),
+        names.PATCH_WEIGHT: lambda: patch_tokens.mT @ patches.to(factor),
+        names.POSITION_EMBEDDING: lambda: tokens.masked_fill(masked, 0).sum(1),
+        names.UNKNOWN_EMBEDDING: lambda: tokens.masked_fill(~masked, 0).sum((1, 2)),
     }
     gradients = {}
     for name in tensors:

@@ -42,7 +42,7 @@ from fedmjp.models.classifier import Classifier
 from fedmjp.scenario import TrainingScenario
 from fedmjp.seeds import derive, numpy_generator
 from fedmjp.training.loop import Schedule, Trainer
-from fedmjp.training.run_folder import TrainingFolder, published
+from fedmjp.training.run_folder import TrainingFolder
 
 Arrays = dict[str, np.ndarray]
 CLIENTS = 8
@@ -77,7 +77,7 @@ def federated_overhead(
         "bare_median": round(median(bare[1:]), 3),
         "ratio": round(median(flower[1:]) / median(bare[1:]), 3),
     }
-    return Measurement(figures, {"config": published(scenario), "resources": resources.sentence()})
+    return Measurement(figures, {"config": scenario.published(), "resources": resources.sentence()})
 
 
 def with_flower(scenario: TrainingScenario, resources: Resources) -> list[float]:

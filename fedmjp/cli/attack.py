@@ -252,9 +252,8 @@ def _attack(job: _Job, output: Path, console: "Console", *, fresh: bool) -> None
 def _about(job: _Job) -> dict[str, Any]:
     """Describe a job as its manifest does."""
     from fedmjp.metrics import DISCLOSED
-    from fedmjp.training.run_folder import published
 
-    config = {"experiments": [published(experiment) for experiment in job.experiments]}
+    config = {"experiments": [experiment.published() for experiment in job.experiments]}
     first = job.experiments[0]
     attacks = {attack.name: attack for experiment in job.experiments for attack in experiment.attacks}
     title = f"Attack {next(iter(attacks))}"
