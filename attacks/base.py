@@ -259,13 +259,15 @@ class Attack(ABC, Generic[Model, Made]):
             threat: The knowledge that the attacker is granted.
             besides: Marks that need not be handled: those of what follows the attack, or of the pictures' reference.
         """
+        if not pipeline.defences:
+            return False
         handled = self.handles(model, threat) | besides | {"withheld"}  # it is refused what it would need
-        return bool(pipeline.defences) and pipeline.marks <= handled and self.refusal(model, threat) is None
+        return pipeline.marks <= handled and self.refusal(model, threat) is None
 
     def _withheld(self, model: Model, threat: ThreatModel) -> str | None:
-        roles, needed = roles_of(model), set(self.tensors(model))
+        needed = set(self.tensors(model))
         for defence in threat.pipeline.defences:
-            if missing := sorted(needed & defence.withheld(roles)):
+            if missing := sorted(needed & defence.withheld(roles_of(model))):
                 return f"needs {', '.join(missing)}, which {defence.name} withholds"
         if threat.server and (mixed := sorted(needed & threat.server.build().mixed(model))):
             isolates = f"which show all pictures of an upload: {threat.server.name} isolates one elsewhere"

@@ -314,7 +314,7 @@ def refuses_sums_and_what_is_withheld(trial: AttackTrial) -> None:
     declared = set(trial.attack.tensors(model))
     for role in roles_of(model):
         withheld = trial.scenario(besides=(f"withhold:roles={role}",)).threat
-        missing = declared & withheld.pipeline.withheld(roles_of(model))
+        missing = declared & withheld.pipeline.withheld(model)
         refusal = trial.attack.refusal(model, withheld) or ""
         complete = bool(refusal) and all(name in refusal for name in missing)
         _require(complete if missing else not refusal, f"without {role} its refusal is {refusal!r}")

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedmjp import jigsaw
 from fedmjp.arithmetic import computing
 from fedmjp.config import ModelConfig
 from fedmjp.data.crops import random_crop
@@ -16,6 +15,7 @@ from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import Selection
 from fedmjp.defences.base import Arranged, Client
 from fedmjp.errors import BadInputError
+from fedmjp.jigsaw import rearrange
 from fedmjp.models.build import build_vit, with_weights
 from fedmjp.models.classifier import Classifier, VitClassifier
 from fedmjp.models.roles import roles_of
@@ -139,7 +139,7 @@ def prepare_private(scenario: BatchSetup, pictures: Sequence[LabelledPicture], n
     entered = clean if mixed is None else mixed
     arranged = scenario.pipeline.arrange(entered, grid, randomness=sources)
     moved = ratio and not scenario.pipeline.shuffles  # what a shuffle by the same mask would have made of them
-    shuffled = jigsaw.rearrange(entered, arranged.source) if moved else arranged.images
+    shuffled = rearrange(entered, arranged.source) if moved else arranged.images
     return PrivateBatch(
         clean=clean,
         shuffled=shuffled,
@@ -255,6 +255,8 @@ def protect(
     Raises:
         DefenceError: If a defence cannot protect it.
     """
+    if not threat.pipeline.defences:
+        return update
     arranged = Arranged(private.version(private.gradient_of), private.mask, private.source)
     examples = len(private.pictures)
     return protect_trained(update, model, threat, examples=examples, arranged=[arranged], randomness=randomness)

@@ -51,31 +51,34 @@ class ClientStep(Config):
         Raises:
             ValueError: With the reason and the value to change.
         """
-        if self.update == "gradient" and self.local_steps > 1:
-            raise ValueError(f"{self.local_steps} local steps make a weight delta: set update to delta")
-        if self.batch_size % (self.local_batch_size or 1):
-            raise ValueError(
-                f"local_batch_size {self.local_batch_size} does not divide {self.batch_size} pictures: "
-                "make batch_size a multiple of it"
-            )
-        if self.update == "gradient" and (self.local_momentum or self.local_batch_size):
-            raise ValueError("local_momentum and local_batch_size are of local steps: set update to delta")
-        self._require_optimiser()
-        if self.mixup and self.batch_size % 2:
-            raise ValueError(f"mixup mixes pairs, which {self.batch_size} pictures are not: set an even batch_size")
-        for name in ("mixup", "crop_scale"):
-            if getattr(self, name) and self.local_steps > 1:
-                raise ValueError(f"{name} is of one step, not of {self.local_steps}: leave one of the two out")
-
-    def _require_optimiser(self) -> None:
-        """Refuse an optimiser that contradicts the options of its steps."""
-        if self.local_optimiser == "sgd":
-            if self.local_weight_decay:
-                raise ValueError(
-                    f"local_weight_decay {self.local_weight_decay:g} is of AdamW's steps: set local_optimiser to adamw"
-                )
-            return
-        if self.update == "gradient":
-            raise ValueError("local_optimiser adamw is of local steps: set update to delta")
-        if self.local_momentum:
-            raise ValueError(f"local_momentum {self.local_momentum:g} is of SGD, AdamW has its own: set it to 0")
+        gradient, adamw, steps = self.update == "gradient", self.local_optimiser == "adamw", self.local_steps
+        momentum, decay, part = self.local_momentum, self.local_weight_decay, self.local_batch_size
+        of_one_step = [name for name in ("mixup", "crop_scale") if getattr(self, name) and steps > 1]
+        contradictions = (
+            (gradient and steps > 1, f"{steps} local steps make a weight delta: set update to delta"),
+            (
+                self.batch_size % (part or 1),
+                f"local_batch_size {part} does not divide {self.batch_size} pictures: make batch_size a multiple of it",
+            ),
+            (
+                gradient and (momentum or part),
+                "local_momentum and local_batch_size are of local steps: set update to delta",
+            ),
+            (
+                decay and not adamw,
+                f"local_weight_decay {decay:g} is of AdamW's steps: set local_optimiser to adamw",
+            ),
+            (gradient and adamw, "local_optimiser adamw is of local steps: set update to delta"),
+            (momentum and adamw, f"local_momentum {momentum:g} is of SGD, AdamW has its own: set it to 0"),
+            (
+                self.mixup and self.batch_size % 2,
+                f"mixup mixes pairs, which {self.batch_size} pictures are not: set an even batch_size",
+            ),
+            (
+                of_one_step,
+                f"{of_one_step[0] if of_one_step else ''} is of one step, not of {steps}: leave one of the two out",
+            ),
+        )
+        for contradicts, reason in contradictions:
+            if contradicts:
+                raise ValueError(reason)

@@ -51,8 +51,13 @@ class ScoreTable:
         names = [_digest(entry["cell"])[:DIGITS] for entry in dumped]
         self._cells = dict(zip(planned.cells, names, strict=True))
         self._planned = {trial.key: trial for trial in planned.tasks}
-        self._uploads = _number_uploads(planned)
-        self._trials: dict[str, TrialResult] = {}
+        self._uploads: dict[str, int] = {}  # the number of each trial's upload within its part
+        for part in planned.parts:
+            numbers = {
+                batch: number for number, batch in enumerate(dict.fromkeys(trial.batch for trial in part.trials))
+            }
+            self._uploads |= {trial.key: numbers[trial.batch] for trial in part.trials}
+        self.trials: dict[str, TrialResult] = {}  # of this run by their keys, done or failed
         former = read_rows(self._path) if self._path.exists() else []
         about = _read_manifest(folder) if former else {"cells": {}, "environments": {}}
         self._environments: dict[str, Any] = dict(about["environments"])
@@ -60,7 +65,7 @@ class ScoreTable:
         rows = [row for row in former if row["cell"] not in replaced or _is_finished(row, self._planned)]
         for row in rows:
             if row["key"] in self._planned:
-                self._trials[row["key"]] = _trial_of(row, self._environments)
+                self.trials[row["key"]] = _trial_of(row, self._environments)
         other_names = {row["cell"] for row in rows} - replaced
         self._other_cells = {name: cell for name, cell in about["cells"].items() if name in other_names}
         self._planned_cells = dict(zip(names, dumped, strict=True))
@@ -72,7 +77,7 @@ class ScoreTable:
         Args:
             keys: Of planned trials.
         """
-        return {key for key in keys if key in self._trials and _ends(self._trials[key].status, self._trials[key].error)}
+        return {key for key in keys if key in self.trials and _ends(self.trials[key].status, self.trials[key].error)}
 
     def put(self, trials: Iterable[TrialResult]) -> None:
         """Append the rows of an upload in one write, so that an interruption leaves whole rows.
@@ -84,7 +89,7 @@ class ScoreTable:
             OutputError: If the file cannot be written.
         """
         trials = list(trials)
-        self._trials |= {trial.key: trial for trial in trials}
+        self.trials |= {trial.key: trial for trial in trials}
         try:
             with self._path.open("a", encoding="utf-8", newline="") as file:
                 file.write(_text(self._cells_of(trial) for trial in trials))
@@ -95,14 +100,6 @@ class ScoreTable:
                 f"{self._path} cannot be written: {error.strerror or error}; finished trials are kept, make room and "
                 "run again"
             ) from None
-
-    def trials(self, keys: Collection[str] | None = None) -> list[TrialResult]:
-        """Return the trials of this run, done or failed.
-
-        Args:
-            keys: Of those to return; all if None.
-        """
-        return [trial for key, trial in self._trials.items() if keys is None or key in keys]
 
     def write_manifest(self, about: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         """Write the manifest, before rows of the environment: what they are of, and where all rows come from.
@@ -199,15 +196,6 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise OutputError(f"{folder / MANIFEST} is missing or damaged ({error}); {START_OVER}") from None
     return dict(about)
-
-
-def _number_uploads(planned: TrialPlan) -> dict[str, int]:
-    """Give each trial the number of its upload within its part."""
-    numbers: dict[str, int] = {}
-    for part in planned.parts:
-        batches = {batch: number for number, batch in enumerate(dict.fromkeys(trial.batch for trial in part.trials))}
-        numbers |= {trial.key: batches[trial.batch] for trial in part.trials}
-    return numbers
 
 
 def _digest(values: Mapping[str, Any]) -> str:

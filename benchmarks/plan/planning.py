@@ -13,19 +13,20 @@ from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.held_out import measured_on
 from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
-from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, PlanPart, TrialPlan
+from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, PlanPart, TrialPlan, cells_as_json
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.defences import DEFENCES
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.metrics import metric
-from fedmjp.models.build import blueprint, upload_bytes
+from fedmjp.models.build import blueprint, parameter_count
 from fedmjp.settings import Setting
 
 # Packages whose release can change a trial's numbers; our own code counts by its content.
 DECISIVE = (
     "torch", "torchvision", "timm", "breaching", "hydra-core", "lpips", "scikit-image", "scipy", "numpy", "pillow",
 )  # fmt: skip
+BYTES = 4  # of a float32 value
 READABLE = 60  # letters of a picture's name in the names of its files
 Batches = Sequence[tuple[PictureEntry, ...]]
 Targets = Sequence[tuple[tuple[PictureEntry, ...], Sequence[PictureEntry]]]  # batches, and what the server is after
@@ -109,9 +110,9 @@ def _cell(experiment: Experiment, attack: AttackConfig, setting: Setting, refusa
         threat=threat,
         reveals=built.reveals,
         refusal=refusal,
-        adapted=attack.adapted(scenario.pipeline, model, threat, setting),
+        adapted=bool(scenario.defences) and attack.adapted(scenario.pipeline, model, threat, setting),
         caveat=None if refusal else attack.caveat(model, threat),
-        upload_bytes=upload_bytes(arm),
+        upload_bytes=BYTES * parameter_count(arm),
     )
 
 
@@ -136,12 +137,7 @@ def _trials(
         cell.threat.digest(),
     )  # once: trials are many
     specific = {
-        "cell": {
-            **cell.identity,
-            "setting": str(cell.setting),
-            "threat": threat,
-            "defences": [config.model_dump(mode="json") for config in cell.defences],
-        },
+        "cell": cells_as_json((cell,))[0]["cell"],
         "attack": [attack.digest(), _code(ATTACKS.get(attack.name).__module__)],
         "defences": [_code(DEFENCES.get(defence.name).__module__) for defence in cell.defences],
         "model": arm.digest(),

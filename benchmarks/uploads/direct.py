@@ -45,16 +45,7 @@ class Memory:
     """
 
     outcomes: dict[int, Outcomes] = field(default_factory=dict)
-    _of: Hashable = None
-
-    def turn_to(self, pictures: Hashable) -> None:
-        """Forget what is of other pictures.
-
-        Args:
-            pictures: Those that are asked for now.
-        """
-        if pictures != self._of:
-            self._of, self.outcomes = pictures, {}
+    key: Hashable = None  # what was asked for
 
 
 @dataclass(frozen=True)
@@ -94,7 +85,9 @@ class DirectUploads(UploadSource):
             return dict.fromkeys(batches, Failure(str(error)))
         read, of_others = (tensors_read(self.experiment, model, of_others=is_further) for is_further in (False, True))
         memory = self.memory or Memory()
-        memory.turn_to((one_upload(scenario), tuple(batches), read, of_others))
+        key = (one_upload(scenario), tuple(batches), read, of_others)
+        if key != memory.key:
+            memory.key, memory.outcomes = key, {}
         first = scenario.probes
         numbers = range(first, first + (scenario.uploads_per_picture if of_others else 1))
         for number in numbers:
@@ -113,7 +106,8 @@ class DirectUploads(UploadSource):
             weights: Digest of the weights.
         """
         initial = _attackers_model(self.experiment.scenario.network, self.experiment.scenario.device)
-        return with_weights(initial, self._sent.get(weights, {}))
+        changed = self._sent.get(weights)
+        return with_weights(initial, changed) if changed else initial
 
     def private(self) -> Iterator[PrivateBatch]:
         """Load what is behind the first upload of each batch."""

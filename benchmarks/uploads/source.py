@@ -25,7 +25,6 @@ from fedmjp.errors import (
 from fedmjp.exchange import Exchange
 from fedmjp.models.build import blueprint, build_vit
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.models.roles import roles_of
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
 from fedmjp.scenario import Scenario
@@ -75,7 +74,7 @@ def tensors_read(experiment: Experiment, model: VitClassifier, *, of_others: boo
     read = [name for attack in attacks for name in attack.tensors(model)]
     if read and scenario.server is not None:
         read += scenario.server.build().reads(model, scenario.threat)
-    return frozenset(read) - scenario.pipeline.withheld(roles_of(model))
+    return frozenset(read) - scenario.pipeline.withheld(model)
 
 
 def described(error: Exception) -> str:

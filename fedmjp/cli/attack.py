@@ -13,6 +13,7 @@ from click.core import ParameterSource
 from fedmjp.cli.console import tell, wide_console
 from fedmjp.cli.options import (
     ATTACK,
+    ATTACKS,
     PICTURES,
     THEIR_MODEL,
     UPLOADS,
@@ -40,12 +41,12 @@ from fedmjp.cli.options import (
     ServerIfAny,
     UploadsPerPicture,
     WeightsIfAny,
-    known_attack,
+    known,
 )
 from fedmjp.cli.options import output as output_option
 from fedmjp.cli.outcome import print_scores, tell_errors
 from fedmjp.cli.runs import choose, of_weights, published_command, require_apart, single_batches
-from fedmjp.cli.their_model import OUTPUT, attack_module, refuse_options
+from fedmjp.cli.their_model import OUTPUT, attack_module
 from fedmjp.config import MAX_COUNT
 from fedmjp.errors import OutputError
 from fedmjp.metrics import RECOGNISABLE
@@ -61,6 +62,10 @@ if TYPE_CHECKING:
     from fedmjp.scenario import Scenario
 
 SCORES, FIGURE = "scores.csv", "reconstructions.jpg"
+NEED_MODULE = {"gradient", "mean", "std", "private"}
+APPLY = NEED_MODULE | {
+    "name", "module", "batch_size", "local_steps", "local_learning_rate", "options", "seed", "device", "output",
+}  # fmt: skip
 BASELINE, BASELINE_OF_PICTURES = "chance", "grey"
 # Records of a run state these themselves.
 RECORDED = (
@@ -75,7 +80,7 @@ def attack(
     context: typer.Context,
     name: Annotated[
         str,
-        typer.Option("--attack", help="See `fedmjp list attacks`.", callback=known_attack, rich_help_panel=ATTACK),
+        typer.Option("--attack", help="See `fedmjp list attacks`.", callback=known(ATTACKS), rich_help_panel=ATTACK),
     ],
     settings: Annotated[
         list[Setting],
@@ -168,7 +173,7 @@ def attack(
     console = wide_console()
     flags = {option.name: option.opts[0] for option in context.command.params}
     typed = {key for key in context.params if context.get_parameter_source(key) is ParameterSource.COMMANDLINE}
-    refuse_options({key: flags[key] for key in context.params if key in typed})
+    _refuse_options({key: flags[key] for key in context.params if key in typed})
     if module is not None:
         attack_module(context.params | ({} if "output" in typed else {"output": OUTPUT}), console)
         return
@@ -178,6 +183,27 @@ def attack(
     else:
         job = _open_recorded(uploads, context.params, typed)
     _attack(job, output, console, fresh=fresh)
+
+
+def _refuse_options(typed: Mapping[str, str]) -> None:
+    """Refuse options that go only with --module, or only without it.
+
+    Args:
+        typed: Those that the user typed, by their names in Python and on the command line.
+
+    Raises:
+        BadInputError: If there is such an option, or --gradient is missing.
+    """
+    from fedmjp.errors import BadInputError
+
+    if "module" not in typed:
+        if alone := next((option for name, option in typed.items() if name in NEED_MODULE), None):
+            raise BadInputError(f"{alone} is of a model of your own: name it with --module package:factory")
+        return
+    if extra := next((option for name, option in typed.items() if name not in APPLY), None):
+        raise BadInputError(f"{extra} does not go with --module, whose upload is taken as it is; leave it out")
+    if "gradient" not in typed:
+        raise BadInputError("--module needs --gradient FILE, which holds what a client uploaded")
 
 
 @dataclass(frozen=True)
@@ -240,13 +266,14 @@ def _attack(job: _Job, output: Path, console: "Console", *, fresh: bool) -> None
                     folder.save(results.pictures)
                     table.put(results.rows)
                     progress.trials(len(results.rows))
-    print_scores(planned.cells, table.trials(), console)
+    trials = list(table.trials.values())
+    print_scores(planned.cells, trials, console)
     files = [SCORES, "manifest.json"]
     if pictured := [trial for trial in planned.tasks if trial.cell.reveals == "pictures"]:
-        write_figure(pictured, table.trials(), folder.pictures, output / FIGURE)
+        write_figure(pictured, trials, folder.pictures, output / FIGURE)
         files = [FIGURE, *files, "pictures/"]
     tell(console, f"Written to {output}: {', '.join(files)}. For a board: fedmjp leaderboard {output}")
-    tell_errors([str(trial.error) for trial in table.trials() if trial.status == "failed"], console, job.unusable)
+    tell_errors([str(trial.error) for trial in trials if trial.status == "failed"], console, job.unusable)
 
 
 def _about(job: _Job) -> dict[str, Any]:

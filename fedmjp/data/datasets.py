@@ -89,7 +89,7 @@ def open_dataset(data: str, split: Split, *, classes: int) -> LabelledDataset:
             the model does not know.
     """
     dataset = _open(data, split)
-    if not len(dataset):
+    if not dataset.labels.size:
         raise DataError(f"{dataset.name} holds no picture")
     lowest, highest = int(dataset.labels.min()), int(dataset.labels.max())
     if lowest < 0:

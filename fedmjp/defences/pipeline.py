@@ -11,14 +11,17 @@ from pydantic import BeforeValidator
 
 from fedmjp.config import Checkpoint, Config, ModelConfig
 from fedmjp.defences import DEFENCES
-from fedmjp.defences.base import FULL_BITS, Arranged, Client, Defence, Drawn, Mark, Plan, Spent, Stage
+from fedmjp.defences.base import FULL_BITS, Arranged, Client, Defence, Drawn, Mark, Plan, Spent, Stage, unmoved
 from fedmjp.errors import ConfigError
+from fedmjp.models.roles import roles_of
 from fedmjp.named import NamedConfig, format_options
 from fedmjp.randomness import Randomness
 from fedmjp.zoo import PREFIX, zoo_model
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
+
+    from fedmjp.models.entrance import Entrance
 
 NONE = "none"  # how an empty pipeline is called
 # A client changes pictures and network before it computes, gradients of pictures before their mean, and so on.
@@ -82,6 +85,7 @@ class Pipeline:
     mask_ratio: float = field(init=False, compare=False, repr=False)  # share of patches that are to be shuffled, or 0
     clients: int = field(init=False, compare=False, repr=False)  # whose updates the server sees as one
     parts: bool = field(init=False, compare=False, repr=False)  # whether a part of an update is protected as the whole
+    _arranging: Defence | None = field(init=False, compare=False, repr=False)  # changes pictures before the network
     rounding: float = field(init=False, compare=False, repr=False)  # the largest relative error left in an entry
 
     def __post_init__(self) -> None:
@@ -96,6 +100,7 @@ class Pipeline:
             mask_ratio=max((defence.mask_ratio for defence in defences), default=0.0),
             clients=max((defence.clients for defence in defences), default=1),
             parts=all(defence.scope == "tensor" for defence in defences),
+            _arranging=next((defence for defence in defences if "pictures" in defence.stages), None),
             rounding=max((defence.rounding for defence in defences), default=0.0),
         )
         for place, defence in enumerate(defences):
@@ -140,7 +145,8 @@ class Pipeline:
             grid: Patches per side.
             randomness: A source for each picture.
         """
-        return self._arranging.arrange(images, grid, randomness=randomness)
+        defence = self._arranging
+        return unmoved(images, grid) if defence is None else defence.arrange(images, grid, randomness=randomness)
 
     def ahead(self, grid: int, *, randomness: Sequence[Randomness]) -> Drawn | None:
         """Draw what that defence would for pictures that are not there yet; None if it cannot.
@@ -149,7 +155,7 @@ class Pipeline:
             grid: Patches per side.
             randomness: A source for each picture.
         """
-        return self._arranging.ahead(grid, randomness=randomness)
+        return None if self._arranging is None else self._arranging.ahead(grid, randomness=randomness)
 
     def shown(self, images: Tensor, drawn: Drawn) -> Arranged:
         """Change pictures before they go into the network, with what was drawn ahead for them.
@@ -158,11 +164,9 @@ class Pipeline:
             images: (batch, 3, size, size) in [0, 1].
             drawn: Mask and source of these pictures.
         """
+        if self._arranging is None:
+            raise ConfigError(f"defences {self.label!r} do not change pictures: nothing can have been drawn for them")
         return self._arranging.shown(images, drawn)
-
-    @property
-    def _arranging(self) -> Defence:
-        return next((defence for defence in self.defences if "pictures" in defence.stages), Defence())
 
     def noise_on(self, uploaded: Tensor) -> float:
         """Estimate the standard deviation of the noise on the entries of an uploaded tensor.
@@ -216,13 +220,13 @@ class Pipeline:
             model = defence.change_model(model)
         return model
 
-    def withheld(self, roles: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    def withheld(self, model: nn.Module | Entrance) -> frozenset[str]:
         """Name the tensors that never leave the client.
 
         Args:
-            roles: Names of a model's tensors, by structural role.
+            model: That is trained.
         """
-        return frozenset().union(*(defence.withheld(roles) for defence in self.defences))
+        return frozenset().union(*(defence.withheld(roles_of(model)) for defence in self.defences))
 
     @property
     def by_example(self) -> tuple[Defence, ...]:

@@ -159,15 +159,14 @@ def fft2d(reconstruction: Tensor, target: Tensor) -> Tensor:
     reconstruction, target = as_pair(reconstruction, target)
     u, v = (torch.fft.fft2(images).flatten(1) for images in (reconstruction, target))
     product, square_u, square_v = (u * v).sum(1), (u * u).sum(1), (v * v).sum(1)
-    vanishes = _vanishes(u, square_u) | _vanishes(v, square_v)
+    # Where a sum of squares is nothing but rounding of its terms.
+    vanishes, vanishes_v = (
+        square.abs() <= ROUNDING * spectrum.abs().square().sum(1) for spectrum, square in ((u, square_u), (v, square_v))
+    )
+    vanishes |= vanishes_v
     quotient = product / torch.where(vanishes, 1, (square_u * square_v).sqrt())
     identical = (reconstruction == target).flatten(1).all(1)
     return (1 - torch.where(vanishes, identical.to(quotient), quotient)).abs()
-
-
-def _vanishes(spectrum: Tensor, square: Tensor) -> Tensor:
-    """Tell whether the sum of squares is nothing but rounding of its terms."""
-    return square.abs() <= ROUNDING * spectrum.abs().square().sum(1)
 
 
 def _mean_ssim(reconstruction: Tensor, target: Tensor, padding: int) -> Tensor:

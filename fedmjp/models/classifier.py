@@ -166,13 +166,14 @@ class PositionedClassifier(Classifier):
     def __init__(self, backbone: nn.Module, *, defended: bool, index_embedding: bool = False) -> None:
         embed: Any = backbone.patch_embed
         super().__init__(backbone, image_size=int(embed.img_size[0]), patch_size=int(embed.patch_size[0]))
-        self.defended, self.has_positions = defended, self._positions is not None
+        positions = attrgetter(self.positions_name)(backbone)
+        self.defended, self.has_positions = defended, positions is not None
         # The tokens before the patches (the class token) that have a row in the position embedding.
         self.prefix_tokens = int(getattr(backbone, "num_prefix_tokens", 0))
         # Always drawn, so that what is drawn after it does not depend on the defence.
         unknown = nn.init.trunc_normal_(torch.empty(self.backbone.embed_dim), std=0.02)
         self.unknown_embedding = nn.Parameter(unknown) if defended else None
-        self.index_embedding = nn.Parameter(torch.zeros_like(self._positions)) if index_embedding else None
+        self.index_embedding = nn.Parameter(torch.zeros_like(positions)) if index_embedding else None
 
     @property
     def _positions(self) -> Any:
