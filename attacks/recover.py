@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.linear_systems import NEGLIGIBLE, least_squares
-from fedmjp.attacks.token_gradients import TokenGradients, shown_tokens
+from fedmjp.attacks.linear_systems import NEGLIGIBLE
+from fedmjp.attacks.token_gradients import TokenGradients, count_refusal, shown_tokens, solve_patches
 from fedmjp.errors import BadInputError
 from fedmjp.models.entrance import channel_values, denormalised
 from fedmjp.models.probing import MOST_PREFIX_TOKENS
@@ -69,32 +69,6 @@ def recover(
     patch_size = patch_gradient.shape[-1]
     entered = from_patches(patches[None], patch_size * math.isqrt(len(patches)), patch_size)
     return denormalised(entered, *(torch.tensor(values).view(3, 1, 1) for values in (centre, scale)))[0].float()
-
-
-def solve_patches(uploads: Sequence[TokenGradients], right: Sequence[Tensor]) -> list[Tensor]:
-    """Solve the closed form of several uploads that show equally many tokens.
-
-    Args:
-        uploads: The gradients at each upload's tokens.
-        right: Each upload's gradient of the patch embedding, (dim, values) float64.
-
-    Returns:
-        For each upload the normalised patches (patches, values), in place.
-    """
-    solved = least_squares(torch.stack([tokens.unknowns for tokens in uploads]), torch.stack(list(right)))
-    return [tokens.spread(values) for tokens, values in zip(uploads, solved, strict=True)]
-
-
-def count_refusal(patches: int, dim: int) -> str | None:
-    """Say that there are too many patches for the closed form; None if there are not.
-
-    Args:
-        patches: Patches of a picture.
-        dim: Dimensions of a token.
-    """
-    if patches > dim:
-        return f"{patches} patches are more unknowns than the {dim} equations per pixel: underdetermined"
-    return None
 
 
 def inexact_refusal(tokens: TokenGradients, right: Tensor) -> str | None:

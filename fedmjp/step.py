@@ -53,7 +53,7 @@ class ClientStep(Config):
         """
         gradient, adamw, steps = self.update == "gradient", self.local_optimiser == "adamw", self.local_steps
         momentum, decay, part = self.local_momentum, self.local_weight_decay, self.local_batch_size
-        of_one_step = [name for name in ("mixup", "crop_scale") if getattr(self, name) and steps > 1]
+        of_one_step = next((name for name in ("mixup", "crop_scale") if getattr(self, name) and steps > 1), "")
         contradictions = (
             (gradient and steps > 1, f"{steps} local steps make a weight delta: set update to delta"),
             (
@@ -76,7 +76,7 @@ class ClientStep(Config):
             ),
             (
                 of_one_step,
-                f"{of_one_step[0] if of_one_step else ''} is of one step, not of {steps}: leave one of the two out",
+                f"{of_one_step} is of one step, not of {steps}: leave one of the two out",
             ),
         )
         for contradicts, reason in contradictions:

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from fedmjp.benchmarks.plan.cells import IDENTITY, Cell
+from fedmjp.benchmarks.plan.trial_plan import IDENTITY, Cell
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.errors import ConfigError, UnknownNameError

@@ -157,6 +157,19 @@ class Experiment(Config):
             )
         return self
 
+    def tensors_read(self, model: VitClassifier, *, of_others: bool = False) -> frozenset[str]:
+        """Name the tensors that leave clients and that an attack or the server reads.
+
+        Args:
+            model: That is attacked.
+            of_others: Whether of other uploads of the pictures.
+        """
+        attacks = [attack for attack in self.attacks if attack.build().reads_others or not of_others]
+        read = [name for attack in attacks for name in attack.tensors(model)]
+        if read and self.scenario.server is not None:
+            read += self.scenario.server.build().reads(model, self.scenario.threat)
+        return frozenset(read) - self.scenario.pipeline.withheld(model)
+
 
 def experiments_of(
     scenario: Scenario,

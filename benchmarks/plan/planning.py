@@ -11,9 +11,8 @@ from typing import Any
 from fedmjp import provenance
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.held_out import measured_on
-from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
-from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, PlanPart, TrialPlan, cells_as_json
+from fedmjp.benchmarks.plan.trial_plan import Cell, PlannedTrial, PlanPart, TrialPlan, cells_as_json
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.defences import DEFENCES

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from PIL import Image, ImageDraw, ImageFont
 
 from fedmjp.benchmarks.folder.trials import TrialResult
-from fedmjp.benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.plan.trial_plan import Cell
 from fedmjp.drawings import JPEG
 from fedmjp.files import replacing
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fedmjp.benchmarks.plan.experiment import Experiment
-from fedmjp.benchmarks.uploads.source import Batch, UploadSource, described, tensors_read
+from fedmjp.benchmarks.uploads.source import Batch, UploadSource, described
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import Selection
@@ -83,7 +83,7 @@ class DirectUploads(UploadSource):
             model = initial_model(scenario.network, scenario.device)
         except FedmjpError as error:
             return dict.fromkeys(batches, Failure(str(error)))
-        read, of_others = (tensors_read(self.experiment, model, of_others=is_further) for is_further in (False, True))
+        read, of_others = (self.experiment.tensors_read(model, of_others=is_further) for is_further in (False, True))
         memory = self.memory or Memory()
         key = (one_upload(scenario), tuple(batches), read, of_others)
         if key != memory.key:

@@ -61,22 +61,6 @@ class UploadSource(ABC):
         """Hear that something is missing or damaged: the next run records anew, if a run recorded it."""
 
 
-def tensors_read(experiment: Experiment, model: VitClassifier, *, of_others: bool = False) -> frozenset[str]:
-    """Name the tensors that leave clients and that an attack of the experiment or its server reads.
-
-    Args:
-        experiment: Its attacks.
-        model: That is attacked.
-        of_others: Whether of other uploads of the pictures.
-    """
-    attacks = [attack for attack in experiment.attacks if attack.build().reads_others or not of_others]
-    scenario = experiment.scenario
-    read = [name for attack in attacks for name in attack.tensors(model)]
-    if read and scenario.server is not None:
-        read += scenario.server.build().reads(model, scenario.threat)
-    return frozenset(read) - scenario.pipeline.withheld(model)
-
-
 def described(error: Exception) -> str:
     """Say what a failed trial's row says of an error; its kind too, unless it was raised on purpose.
 
@@ -179,7 +163,7 @@ class FederatedRun:
         scenarios = played(experiment.scenario for experiment in experiments)
         tensors = sorted(
             frozenset().union(
-                *(tensors_read(experiment, blueprint(experiment.scenario.network)) for experiment in experiments)
+                *(experiment.tensors_read(blueprint(experiment.scenario.network)) for experiment in experiments)
             )
         )
         self.progress.federation(sum(scenario.rounds for scenario in scenarios))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedmjp.benchmarks.folder.trials import TrialResult
-    from fedmjp.benchmarks.plan.cells import Cell
+    from fedmjp.benchmarks.plan.trial_plan import Cell
 
 FAILED = 1
 BAD_INPUT = 2

@@ -31,8 +31,7 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
     """
     from fedmjp.attacks import ATTACKS
     from fedmjp.attacks.base import showing_pictures
-    from fedmjp.benchmarks.folder.output import claim_folder
-    from fedmjp.benchmarks.folder.pictures import png_of, save_png
+    from fedmjp.benchmarks.folder.output import claim_folder, png_of, save_png
     from fedmjp.errors import BadInputError
     from fedmjp.facade import attack
     from fedmjp.gradient_files import read_gradients
