@@ -19,7 +19,7 @@ from fedmjp.defences.pipeline import Pipeline
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, ConfigError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.models.entrance import Entrance
+from fedmjp.models.entrance import Entrance, denormalised
 from fedmjp.models.roles import roles_of
 from fedmjp.patches import from_patches
 from fedmjp.records import ATTACKED, Disclosure, Features, Reconstruction, Upload, weights_digest
@@ -234,8 +234,8 @@ class Attack(ABC, Generic[Model, Made]):
         Returns:
             The failed requirement; None if the attack applies.
         """
-        if threat.clients > 1 and not self.takes_sums:
-            return f"needs each client's own update, not the sum over {threat.clients} clients"
+        if threat.pipeline.clients > 1 and not self.takes_sums:
+            return f"needs each client's own update, not the sum over {threat.pipeline.clients} clients"
         if threat.local_optimiser == "adamw" and self.role != "floor":
             if reason := adamw_refusal(threat):
                 return reason
@@ -397,7 +397,8 @@ def picture(patches: Tensor, model: Entrance) -> Tensor:
         patches: Rows (patches, 3 * patch_size ** 2) in reading order.
         model: States the sizes, and the mean and standard deviation of its inputs.
     """
-    return model.denormalise(from_patches(patches[None], model.image_size, model.patch_size)).float().cpu()
+    entered = from_patches(patches[None], model.image_size, model.patch_size)
+    return denormalised(entered, model.mean, model.std).float().cpu()
 
 
 def on_device(upload: Upload, name: str, model: Entrance) -> Tensor:

@@ -61,6 +61,15 @@ def _without_folders(value: Any) -> Any:
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
+def digest_of(values: object) -> str:
+    """Compute the SHA-256 of values as JSON, with sorted keys, as hex.
+
+    Args:
+        values: That JSON can hold.
+    """
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
 class Config(BaseModel):
     """Base of all configuration models."""
 

@@ -106,7 +106,7 @@ def change_weights(
     server, learnt = scenario.server.build(), None
     for number in range(scenario.probes):
         private = prepare_private(scenario, pictures, number)
-        probes = [server.probe(model, scenario.threat)] * scenario.threat.clients
+        probes = [server.probe(model, scenario.threat)] * scenario.threat.pipeline.clients
         update = compute_update(scenario, model, private, number, probes)
         upload = make_upload(scenario, update, private, server_round=number + 1, node=0, weights="")
         learnt = server.learn(replace(upload, labels=None), model, scenario.threat)
@@ -235,28 +235,29 @@ def compute_client_update(
     Raises:
         DefenceError: If a defence cannot protect it.
     """
-    randomness = defence_randomness(scenario, private, number)
+    randomness = _defence_randomness(scenario, private, number)
     update = local_update(model, private, scenario.threat, randomness=randomness)
-    return protect(update, private, model, scenario.threat, randomness=randomness)
+    return protect(scenario, update, private, model, number)
 
 
 def protect(
-    update: dict[str, Tensor], private: PrivateBatch, model: Classifier, threat: ThreatModel, *, randomness: Randomness
+    scenario: BatchSetup, update: dict[str, Tensor], private: PrivateBatch, model: Classifier, number: int
 ) -> dict[str, Tensor]:
     """Protect the update of a private batch before it leaves the client.
 
     Args:
+        scenario: States the defences.
         update: Tensors by name; a part of them where every defence has scope "tensor".
         private: The batch behind it.
         model: With the weights that the server had sent.
-        threat: States the defences.
-        randomness: Source of what defences draw.
+        number: How many uploads of these pictures were made before.
 
     Raises:
         DefenceError: If a defence cannot protect it.
     """
-    if not threat.pipeline.defences:
+    if not scenario.defences:
         return update
+    threat, randomness = scenario.threat, _defence_randomness(scenario, private, number)
     arranged = Arranged(private.version(private.gradient_of), private.mask, private.source)
     examples = len(private.pictures)
     return protect_trained(update, model, threat, examples=examples, arranged=[arranged], randomness=randomness)
@@ -291,7 +292,7 @@ def protect_trained(
         return threat.pipeline.protect(update, client, randomness=randomness)
 
 
-def defence_randomness(scenario: BatchSetup, private: PrivateBatch, number: int) -> SeededRandomness:
+def _defence_randomness(scenario: BatchSetup, private: PrivateBatch, number: int) -> SeededRandomness:
     """Make the source of what defences draw for one upload of one client.
 
     Args:

@@ -34,15 +34,13 @@ class Registry(Generic[T]):
         self.kind = kind
         self._find_own = targets if callable(targets) else lambda: targets
         self._group = entry_points
-
-    @cached_property
-    def _own(self) -> dict[str, str]:
-        return dict(self._find_own())
+        self._own: Mapping[str, str] = {}
 
     @cached_property
     def _targets(self) -> dict[str, str]:
+        self._own = self._find_own()
         added = {point.name: point.value for point in entry_points(group=self._group)}
-        return added | self._own  # nobody replaces ours
+        return {**added, **self._own}  # nobody replaces ours
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._targets)

@@ -234,7 +234,7 @@ def make_batch_scenario(values: Mapping[str, Any], pictures: int) -> Scenario:
         ConfigError: If they make no whole uploads.
     """
     size = int(values.get("batch_size", 1))
-    pictures_per_upload = size * ThreatModel.parse({"defences": values.get("defences", ())}).clients
+    pictures_per_upload = size * ThreatModel.parse({"defences": values.get("defences", ())}).pipeline.clients
     if pictures % pictures_per_upload:
         raise ConfigError(f"{pictures} pictures make no whole uploads, which are of {pictures_per_upload} each")
     return Scenario.parse({**values, "clients": pictures // size, "pictures_per_client": size})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import operator
 
 from pydantic import Field
 
@@ -10,11 +10,7 @@ from fedmjp.arithmetic import Arithmetic
 from fedmjp.config import Config, LocalOptimiser, UpdateKind
 
 
-def _is_unset(value: Any) -> bool:
-    """Tell whether an option was not used: then no record and no digest states it, as before the option existed."""
-    return not value or value in ("sgd", "float32")
-
-
+# An option that was not used is stated by no record and no digest, as before the option existed.
 class ClientStep(Config):
     """The work of a client behind one upload: a gradient, or the weight delta of some steps on one batch."""
 
@@ -22,27 +18,31 @@ class ClientStep(Config):
     batch_size: int = Field(1, ge=1, description="pictures of one client behind one update")
     local_steps: int = Field(1, ge=1, description="optimiser steps behind one weight delta, all on the same batch")
     local_learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="of these steps")
-    local_momentum: float = Field(0.0, ge=0, lt=1, exclude_if=_is_unset, description="of these steps")
+    local_momentum: float = Field(0.0, ge=0, lt=1, exclude_if=operator.not_, description="of these steps")
     local_batch_size: int | None = Field(
-        None, ge=1, exclude_if=_is_unset, description="pictures of a step, in turn; by default all"
+        None, ge=1, exclude_if=operator.not_, description="pictures of a step, in turn; by default all"
     )
     local_optimiser: LocalOptimiser = Field(
-        "sgd", exclude_if=_is_unset, description="of these steps; its state is new in every round"
+        "sgd", exclude_if="sgd".__eq__, description="of these steps; its state is new in every round"
     )
-    local_weight_decay: float = Field(0.0, ge=0.0, lt=1.0, exclude_if=_is_unset, description="of AdamW's steps")
+    local_weight_decay: float = Field(0.0, ge=0.0, lt=1.0, exclude_if=operator.not_, description="of AdamW's steps")
     label_smoothing: float = Field(0.0, ge=0.0, lt=1.0, description="of the loss, as torch's cross-entropy takes it")
     mixup: float = Field(
-        0.0, ge=0.0, allow_inf_nan=False, exclude_if=_is_unset, description="alpha of the one share that mixes pairs"
+        0.0,
+        ge=0.0,
+        allow_inf_nan=False,
+        exclude_if=operator.not_,
+        description="alpha of the share that mixes pairs",
     )
     crop_scale: float | None = Field(
         None,
         gt=0.0,
         le=1.0,
-        exclude_if=_is_unset,
+        exclude_if=operator.not_,
         description="smallest share of a picture that a random crop keeps, drawn for each upload",
     )
     arithmetic: Arithmetic = Field(
-        "float32", exclude_if=_is_unset, description="of the clients' networks; tf32 on CUDA alone"
+        "float32", exclude_if="float32".__eq__, description="of the clients' networks; tf32 on CUDA alone"
     )
 
     def require_consistent(self) -> None:

@@ -232,14 +232,9 @@ class ThreatModel(ClientStep):
         return self.pipeline.marks
 
     @property
-    def clients(self) -> int:
-        """Count the clients whose updates the server sees as one."""
-        return self.pipeline.clients
-
-    @property
     def pictures(self) -> int:
         """Count the pictures behind one upload."""
-        return self.batch_size * self.clients
+        return self.batch_size * self.pipeline.clients
 
     @property
     def rounding(self) -> float:
@@ -298,7 +293,8 @@ class ThreatModel(ClientStep):
         )
 
     def _upload_in_words(self) -> str:
-        sees = "each client's own" if self.clients == 1 else f"only the sum of {self.clients} clients'"
+        clients = self.pipeline.clients
+        sees = "each client's own" if clients == 1 else f"only the sum of {clients} clients'"
         kind = "FedSGD gradient"
         if self.update == "delta":
             steps = "step" if self.local_steps == 1 else "steps"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedmjp.benchmarks.folder.store import Store
 
 MARK = ".fedmjp"
+OF_AN_ATTACK = ("scores.csv", "reconstructions.jpg")
 _LOCKS: dict[Path, TextIO] = {}  # open for the rest of the process, which is what keeps a folder locked
 
 
@@ -94,8 +95,9 @@ class OutputFolder:
         """
         claim_folder(self.root)
         if fresh:
-            for database_file in self.root.glob(f"{self.database.name}*"):
-                database_file.unlink()
+            for pattern in (f"{self.database.name}*", *OF_AN_ATTACK):
+                for file in self.root.glob(pattern):
+                    file.unlink()
             for folder in (self.pictures, self.run.root):
                 if folder.exists():
                     shutil.rmtree(folder)

@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from fedmjp.benchmarks.folder.output import write_json, write_text
 from fedmjp.benchmarks.folder.trials import START_OVER, TRIAL_COLUMNS, TrialResult
 from fedmjp.benchmarks.plan.trial_plan import ABOUT_KEYS, PlannedTrial, TrialPlan, cells_as_json, cells_from_json
 from fedmjp.benchmarks.plan.trial_plan import COLUMNS as PLANNED
+from fedmjp.config import digest_of
 from fedmjp.errors import GAVE_UP, OutputError
 from fedmjp.files import read_file
 from fedmjp.metrics import COLOUR, METRICS
@@ -48,7 +49,7 @@ class ScoreTable:
         self._path = folder / SCORES
         self._manifest = folder / MANIFEST
         dumped = cells_as_json(planned.cells)
-        names = [_digest(entry["cell"])[:DIGITS] for entry in dumped]
+        names = [digest_of(entry["cell"])[:DIGITS] for entry in dumped]
         self._cells = dict(zip(planned.cells, names, strict=True))
         self._planned = {trial.key: trial for trial in planned.tasks}
         self._uploads: dict[str, int] = {}  # the number of each trial's upload within its part
@@ -66,18 +67,12 @@ class ScoreTable:
         for row in rows:
             if row["key"] in self._planned:
                 self.trials[row["key"]] = _trial_of(row, self._environments)
+        # Trials that need not be run again: they ended well before, or their attack gave up.
+        self.finished = {key for key, trial in self.trials.items() if _ends(trial.status, trial.error)}
         other_names = {row["cell"] for row in rows} - replaced
         self._other_cells = {name: cell for name, cell in about["cells"].items() if name in other_names}
         self._planned_cells = dict(zip(names, dumped, strict=True))
         write_text(self._path, _text([list(COLUMNS), *([row[name] for name in COLUMNS] for row in rows)]))
-
-    def finished(self, keys: Collection[str]) -> set[str]:
-        """Find the trials that need not be run again: those that ended well, or whose attack gave up.
-
-        Args:
-            keys: Of planned trials.
-        """
-        return {key for key in keys if key in self.trials and _ends(self.trials[key].status, self.trials[key].error)}
 
     def put(self, trials: Iterable[TrialResult]) -> None:
         """Append the rows of an upload in one write, so that an interruption leaves whole rows.
@@ -108,7 +103,7 @@ class ScoreTable:
             about: Command, data, configuration and the like.
             environment: Of the trials that are to be put.
         """
-        self._environments[_digest(environment)] = dict(environment)
+        self._environments[digest_of(environment)] = dict(environment)
         cells = {**self._other_cells, **self._planned_cells}
         write_json(self._manifest, {"kind": KIND, **about, "cells": cells, "environments": self._environments})
 
@@ -123,7 +118,7 @@ class ScoreTable:
             "upload": self._uploads[trial.key],
             "stem": planned.stem,
             "diagnostics": json.dumps(trial.diagnostics),
-            "environment_sha256": _digest(trial.environment),
+            "environment_sha256": digest_of(trial.environment),
             "recorded_at": trial.recorded_at.isoformat(),
         }
         return [_plain(values[name]) for name in COLUMNS]
@@ -196,10 +191,6 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise OutputError(f"{folder / MANIFEST} is missing or damaged ({error}); {START_OVER}") from None
     return dict(about)
-
-
-def _digest(values: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _ends(status: str, error: str | None) -> bool:

@@ -75,14 +75,6 @@ class AttackConfig(Config):
         """Build the attack itself, anew."""
         return ATTACKS.get(self.name)(self.options)
 
-    def tensors(self, model: VitClassifier) -> frozenset[str]:
-        """Name what the attack and its stage read of uploads.
-
-        Args:
-            model: That is attacked.
-        """
-        return frozenset(self.build().tensors(model)) | frozenset(TENSORS if self.then else ())
-
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Say which requirement of the attack or its stage fails; None if both apply.
 
@@ -165,7 +157,8 @@ class Experiment(Config):
             of_others: Whether of other uploads of the pictures.
         """
         attacks = [attack for attack in self.attacks if attack.build().reads_others or not of_others]
-        read = [name for attack in attacks for name in attack.tensors(model)]
+        read = [name for attack in attacks for name in attack.build().tensors(model)]
+        read += TENSORS if any(attack.then for attack in attacks) else ()
         if read and self.scenario.server is not None:
             read += self.scenario.server.build().reads(model, self.scenario.threat)
         return frozenset(read) - self.scenario.pipeline.withheld(model)

@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -13,10 +12,9 @@ from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.held_out import measured_on
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
 from fedmjp.benchmarks.plan.trial_plan import Cell, PlannedTrial, PlanPart, TrialPlan, cells_as_json
-from fedmjp.config import ModelConfig
+from fedmjp.config import ModelConfig, digest_of
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.defences import DEFENCES
-from fedmjp.errors import AttackNotApplicableError
 from fedmjp.metrics import metric
 from fedmjp.models.build import blueprint, parameter_count
 from fedmjp.settings import Setting
@@ -82,17 +80,6 @@ def decisive_facts(experiments: Sequence[Experiment]) -> dict[str, str]:
     return facts
 
 
-def require_applicable(planned: TrialPlan) -> None:
-    """Require that every planned cell can be attacked.
-
-    Args:
-        planned: The plan.
-    """
-    for cell in planned.cells:
-        if cell.refusal:
-            raise AttackNotApplicableError(f"{cell.attack} on {cell.model}-{cell.defence}: {cell.refusal}")
-
-
 def _cell(experiment: Experiment, attack: AttackConfig, setting: Setting, refusal: str | None) -> Cell:
     scenario, built = experiment.scenario, attack.build()
     arm, threat = scenario.network, scenario.threat
@@ -143,11 +130,11 @@ def _trials(
         # Features are looked up among all pictures.
         "gallery": [vars(entry) for batch, _ in targets for entry in batch] if cell.reveals == "features" else None,
     }
-    determined = _digest({**shared, **specific})
+    determined = digest_of({**shared, **specific})
     has_prior = attack.build().uses_natural_patches
     return [
         PlannedTrial(
-            key=_digest([determined, vars(entry), [vars(mate) for mate in batch]]),
+            key=digest_of([determined, vars(entry), [vars(mate) for mate in batch]]),
             stem=_stem(arm, cell, entry, batch, seed, threat),
             cell=cell,
             seed=seed,
@@ -160,10 +147,6 @@ def _trials(
         if not (has_prior and any(measured_on(mate.name, mate.sha256) for mate in batch))
         for entry in entries
     ]
-
-
-def _digest(values: object) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 @lru_cache

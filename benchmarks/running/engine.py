@@ -18,7 +18,7 @@ from fedmjp.benchmarks.folder.trials import TrialResult
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
 from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, TrialPlan
 from fedmjp.benchmarks.running.progress import RunProgress
-from fedmjp.benchmarks.uploads.direct import one_upload
+from fedmjp.benchmarks.uploads.direct import ONE_UPLOAD
 from fedmjp.benchmarks.uploads.source import Batch, UploadSource, described
 from fedmjp.config import ModelConfig
 from fedmjp.errors import Failure, RecordError
@@ -196,8 +196,8 @@ class Engine:
 
     def _wanted(self, recorded: Exchange) -> PrivateBatch:
         """Pick the pictures that the server is after of those behind an upload."""
-        places = self.experiment.scenario.wanted(recorded.private.labels.tolist())
-        return recorded.private.of_places(places)
+        scenario, private = self.experiment.scenario, recorded.private
+        return private if scenario.server is None else private.of_places(scenario.wanted(private.labels.tolist()))
 
     def _gallery(self, weights: str) -> Gallery:
         """Show all pictures of the experiment to the network of these weights; only the last result is kept."""
@@ -281,7 +281,7 @@ def jobs(plan: TrialPlan, finished: Collection[str] = ()) -> list[UploadJob]:
     """
     missing = [job for index, part in enumerate(plan.parts) for job in jobs_of(index, part.trials, finished)]
     places = {arm: place for place, arm in enumerate(dict.fromkeys(job.arm for job in missing))}
-    shared = [one_upload(part.experiment.scenario) for part in plan.parts]
+    shared = [part.experiment.scenario.model_copy(update=ONE_UPLOAD) for part in plan.parts]
     uploads: dict[Hashable, int] = {}
     grouped = [
         replace(job, uploads=uploads.setdefault((job.trials[0].batch, shared[job.part]), len(uploads)))

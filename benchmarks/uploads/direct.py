@@ -18,7 +18,6 @@ from fedmjp.exchange import (
     Exchange,
     change_weights,
     compute_update,
-    defence_randomness,
     make_upload,
     prepare_private,
     protect,
@@ -28,11 +27,11 @@ from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.names import ORACLE_TOKEN_GRADIENTS
 from fedmjp.private import PrivateBatch
 from fedmjp.records import weights_digest
-from fedmjp.scenario import Scenario
 from fedmjp.setups import Turn
 from fedmjp.stacked import ENTRANCE, entrance_gradients
 
 PICTURES_PER_PASS = 16
+ONE_UPLOAD = {"uploads_per_picture": 1}  # scenarios that share their uploads agree in all else
 Outcomes = dict[Batch, Exchange | Failure]
 
 
@@ -85,7 +84,7 @@ class DirectUploads(UploadSource):
             return dict.fromkeys(batches, Failure(str(error)))
         read, of_others = (self.experiment.tensors_read(model, of_others=is_further) for is_further in (False, True))
         memory = self.memory or Memory()
-        key = (one_upload(scenario), tuple(batches), read, of_others)
+        key = (scenario.model_copy(update=ONE_UPLOAD), tuple(batches), read, of_others)
         if key != memory.key:
             memory.key, memory.outcomes = key, {}
         first = scenario.probes
@@ -182,8 +181,7 @@ class DirectUploads(UploadSource):
             stacked = entrance_gradients(model, batches, names, **options)
             for update, batch in zip(stacked, batches, strict=True):
                 for_bounds_alone = {name: update.pop(name) for name in for_bounds}
-                source = defence_randomness(scenario, batch, number)
-                updates.append(protect(update, batch, model, scenario.threat, randomness=source) | for_bounds_alone)
+                updates.append(protect(scenario, update, batch, model, number) | for_bounds_alone)
             return updates
         updates = []
         for batch, weights in zip(batches, changed, strict=True):
@@ -199,15 +197,6 @@ class DirectUploads(UploadSource):
         """Place and pictures of each batch, by the pictures' names."""
         batches = self.selection.batches(self.experiment.scenario)
         return {tuple(entry.name for entry in batch): (place, batch) for place, batch in enumerate(batches)}
-
-
-def one_upload(scenario: Scenario) -> Scenario:
-    """Reduce a scenario to one upload per picture: what scenarios that share their uploads agree in.
-
-    Args:
-        scenario: Any.
-    """
-    return scenario.model_copy(update={"uploads_per_picture": 1})
 
 
 def _changed(memory: Memory, batch: Batch) -> tuple[Mapping[str, Tensor], ...]:

@@ -1,7 +1,5 @@
 """`fedmjp attack`: scenario, exchange, attack, score, and one table."""
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +45,8 @@ from fedmjp.cli.options import output as output_option
 from fedmjp.cli.outcome import print_scores, tell_errors
 from fedmjp.cli.runs import choose, of_weights, published_command, require_apart, single_batches
 from fedmjp.cli.their_model import OUTPUT, attack_module
-from fedmjp.config import MAX_COUNT
-from fedmjp.errors import OutputError
+from fedmjp.config import MAX_COUNT, digest_of
+from fedmjp.errors import AttackNotApplicableError, OutputError
 from fedmjp.metrics import RECOGNISABLE
 from fedmjp.overrides import parse_pairs
 from fedmjp.settings import Picture, Setting
@@ -231,36 +229,35 @@ class _Job:
 
 def _attack(job: _Job, output: Path, console: "Console", *, fresh: bool) -> None:
     """Attack each upload, write its rows as they come, and print one table."""
-    from fedmjp import provenance
     from fedmjp.benchmarks.folder.output import OutputFolder
     from fedmjp.benchmarks.folder.scores import ScoreTable
-    from fedmjp.benchmarks.plan.planning import plan, require_applicable
+    from fedmjp.benchmarks.plan.planning import plan
     from fedmjp.benchmarks.report.figure import write_figure
     from fedmjp.benchmarks.running.engine import Engine, jobs_of
     from fedmjp.cli.progress import TerminalProgress
+    from fedmjp.provenance import environment
     from fedmjp.threat import SCOPE
 
     scenario = job.experiments[0].scenario
     if scenario.server is not None:
         tell(console, SCOPE)
     planned = plan(job.experiments, job.batches, uploads=job.digest)
-    require_applicable(planned)
+    for cell in planned.cells:
+        if cell.refusal:
+            raise AttackNotApplicableError(f"{cell.attack} on {cell.model}-{cell.defence}: {cell.refusal}")
     folder = OutputFolder(output)
     if folder.database.exists() and not fresh:
         raise OutputError(f"{output} holds a campaign's trials; name another --output, or forget them with --fresh")
     folder.prepare(fresh=fresh)
-    if fresh:
-        for name in (SCORES, FIGURE):
-            (output / name).unlink(missing_ok=True)
     table = ScoreTable(output, planned)
-    environment = provenance.environment()
-    table.write_manifest(_about(job), environment)
-    finished = table.finished([trial.key for trial in planned.tasks])
+    machine = environment()
+    table.write_manifest(_about(job), machine)
+    finished = table.finished
     console.print(f"{len(finished)} of {len(planned.tasks)} trials are finished; device {scenario.device}.")
     with TerminalProgress(console) as progress:
         progress.attacks(len(planned.tasks) - len(finished))
         for part, source in zip(planned.parts, job.sources, strict=True):
-            engine = Engine(part.experiment, source, progress, environment=environment)
+            engine = Engine(part.experiment, source, progress, environment=machine)
             for work in jobs_of(0, part.trials, finished):
                 for results in engine.results(work.trials):
                     folder.save(results.pictures)
@@ -301,7 +298,7 @@ def _about(job: _Job) -> dict[str, Any]:
         "reported": [],
         "notes": [],
         "config": config,
-        "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
+        "config_sha256": digest_of(config),
     }
 
 

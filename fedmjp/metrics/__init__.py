@@ -41,7 +41,7 @@ class Metric:
     lowest: float  # the same as numbers
     highest: float
     definition: str  # the exact variant and its source
-    hindrance: Callable[[], str | None] | None = None  # says why this machine cannot compute it, where that may be
+    missing: Callable[[], str | None] = lambda: None  # says why it cannot be computed on this machine; None if it can
     of: Literal["pictures", "features", "labels"] = "pictures"  # what has to be revealed for it
 
     @property
@@ -50,10 +50,6 @@ class Metric:
         module, _, name = self.home.partition(":")
         function: Callable[..., Tensor] = getattr(import_module(f"{__name__}.{module}"), name)
         return function
-
-    def missing(self) -> str | None:
-        """Say why it cannot be computed on this machine; None if it can."""
-        return None if self.hindrance is None else self.hindrance()
 
     @property
     def whole(self) -> bool:
