@@ -21,10 +21,17 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torchvision import transforms
 from torchvision.transforms import _presets, v2
 
+import fedmjp
 from fedmjp.benchmarks.audit.probe import watching
 from fedmjp.benchmarks.audit.protections import verify
 from fedmjp.benchmarks.audit.recipe import read_recipe
 from fedmjp.benchmarks.audit.running import Records
+from fedmjp.facade import bundled_pictures
+from fedmjp.metrics import metric
+from fedmjp.records import Features, Reconstruction
+from fedmjp.step import SgdRule, unroll_sgd
+from fedmjp.threat import ThreatModel
+from tests.test_audit import MEAN, SIDE, STD, small_vit
 
 RECORDS, BATCH, WIDTH, DELTA = 40, 4, 3000, 1e-5
 
@@ -157,3 +164,54 @@ def test_no_epsilon_is_given_for_sampling_that_nobody_accounts_for(
     protection = verify(records, read_recipe(records), [])[0]
     assert protection.verified == "not measured"
     assert reason in protection.said
+
+
+RULES = [
+    [SgdRule(0.1)] * 3,
+    [SgdRule(0.1, 0.9, weight_decay=0.05)] * 4,
+    [SgdRule(0.1, 0.9, nesterov=True, weight_decay=0.05)] * 4,
+    [SgdRule(rate, 0.8, 0.3, weight_decay=0.1) for rate in (0.1, 0.05, 0.02)],
+]
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_steps_of_sgd_unroll_to_what_torch_computes(rules: list[SgdRule]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    sent, *gradients = torch.randn(1 + len(rules), 5, generator=generator, dtype=torch.float64)
+    weights = nn.Parameter(sent.clone())
+    first = rules[0]
+    optimiser = torch.optim.SGD(
+        [weights], first.rate, first.momentum, first.dampening, first.weight_decay, nesterov=first.nesterov
+    )
+    for rule, gradient in zip(rules, gradients, strict=True):
+        optimiser.param_groups[0]["lr"] = rule.rate
+        weights.grad = gradient
+        optimiser.step()
+    kept, shares = unroll_sgd(rules)
+    expected = kept * sent - sum(share * gradient for share, gradient in zip(shares, gradients, strict=True))
+    torch.testing.assert_close(weights.detach(), expected)
+
+
+@pytest.mark.parametrize("decay", [1e-4, 5e-4, 5e-3, 5e-2])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_weight_decay_is_taken_off_a_delta(decay: float, momentum: float) -> None:
+    module, steps = small_vit(), 2
+    picture, label = bundled_pictures(1, size=SIDE)[0].image[None], torch.tensor([3])
+    adopted = fedmjp.adopt(module, mean=MEAN, std=STD)
+    sent = {name: value.detach().clone() for name, value in module.named_parameters()}
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.01, weight_decay=decay, momentum=momentum)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        F.cross_entropy(module((picture - 0.5) / 0.25), label).backward()
+        optimiser.step()
+    delta = {name: value.detach() - sent[name] for name, value in module.named_parameters()}
+    recipe = {"update": "delta", "local_steps": steps, "local_learning_rate": 0.01, "local_momentum": momentum}
+    threat = ThreatModel.parse({**recipe, "local_weight_decay": decay})
+    upload = adopted.upload(delta, kind="delta")
+    recovered = fedmjp.attack("patch_embedding", upload, adopted, threat=threat)
+    assert isinstance(recovered, Reconstruction)
+    assert metric("psnr").function(recovered.images, picture).item() > 40
+    if not momentum:
+        labels = fedmjp.attack("labels", upload, adopted, threat=threat)
+        assert isinstance(labels, Features)
+        assert labels.labels.tolist() == [3]

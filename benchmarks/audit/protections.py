@@ -221,7 +221,7 @@ def _expected(stated: Mapping[str, Any]) -> float:
 
 
 def _is_poisson(stated: Mapping[str, Any]) -> bool:
-    return all(loader_pass["sampler"] == POISSON for loader_pass in stated["passes"])
+    return all(alike["sampler"] == POISSON for alike in stated["passes"])
 
 
 def _unverified_sampling(stated: Mapping[str, Any]) -> str | None:
@@ -230,14 +230,10 @@ def _unverified_sampling(stated: Mapping[str, Any]) -> str | None:
     if not passes:
         return "its batches come from no loader of torch, so how they are drawn was not seen"
     if _is_poisson(stated):
-        if len({loader_pass["rate"] for loader_pass in passes}) > 1:
+        if len(passes) > 1:
             return "examples are drawn with several rates in one round"
         return "one drawn batch serves several steps" if stated["steps_on_batch"] > 1 else None
-    unknown = [
-        loader_pass["sampler"]
-        for loader_pass in passes
-        if loader_pass["sampler"] not in EACH_ONCE or loader_pass["replaces"]
-    ]
+    unknown = [alike["sampler"] for alike in passes if alike["sampler"] not in EACH_ONCE or alike["replaces"]]
     return f"{unknown[0]} may draw an example more than once in a pass" if unknown else None
 
 
@@ -253,11 +249,15 @@ def _spent(stated: Mapping[str, Any], rounds: int) -> float:
     )
     if _is_poisson(stated):
         return composed_epsilon(multiplier, DELTA, int(stated["steps"]) * rounds, float(stated["passes"][0]["rate"]))
-    return composed_epsilon(multiplier, DELTA, len(stated["passes"]) * int(stated["steps_on_batch"]) * rounds)
+    return composed_epsilon(multiplier, DELTA, _passes(stated) * int(stated["steps_on_batch"]) * rounds)
+
+
+def _passes(stated: Mapping[str, Any]) -> int:
+    return sum(int(alike["passes"]) for alike in stated["passes"])
 
 
 def _sampling_in_words(stated: Mapping[str, Any]) -> str:
-    passes = len(stated["passes"])
+    passes = _passes(stated)
     over = f"{passes} {'pass' if passes == 1 else 'passes'} over the data"
     steps = f"{stated['steps']} steps in {over}"
     if _is_poisson(stated):

@@ -51,7 +51,8 @@ def read_recipe(records: Records) -> dict[str, Any]:
 def _private_optimisers(trained: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """List what every client's optimisers of Opacus state, with the sampling and the steps of one round."""
     names = ("steps", "passes", "steps_on_batch")
-    return [{**stated, **{name: line[name] for name in names}} for line in trained for stated in line["opacus"]]
+    stated = [{**optimiser, **{name: line[name] for name in names}} for line in trained for optimiser in line["opacus"]]
+    return [optimiser for place, optimiser in enumerate(stated) if optimiser not in stated[:place]]
 
 
 def normalisation(statistics: Sequence[Sequence[Sequence[float]]]) -> dict[str, list[float]] | None:

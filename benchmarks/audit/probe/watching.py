@@ -188,11 +188,19 @@ class MessageWatch:
                 "loss": self._loss,
                 "normalisations": [*_normalisations, *_of_processors()],
                 "opacus": [stated for _, stated in self._private],
-                "passes": self._passes,
+                "passes": self._described_passes(),
                 "steps_on_batch": max(self._steps_on_batch.values(), default=0),
                 "seconds": round(time.monotonic() - self._started, 2),
             },
         )
+
+    def _described_passes(self) -> list[dict[str, Any]]:
+        """Describe the passes over loaders, one line for all that draw alike."""
+        alike = Counter((entry["sampler"], entry["replaces"], entry["rate"]) for entry in self._passes)
+        return [
+            {"sampler": sampler, "replaces": replaces, "rate": rate, "passes": count}
+            for (sampler, replaces, rate), count in alike.items()
+        ]
 
     def _keep_model(self, module: nn.Module) -> None:
         """Keep the network as the client found it, before its first step, if nobody kept it before."""
