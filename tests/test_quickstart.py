@@ -1,6 +1,7 @@
 """`fedmjp quickstart`: DeiT-Ti at 64 pixels through Flower, on two of eight pictures, shown up to four times of eight.
 
-The whole, of DeiT-S at 224 pixels, takes minutes: benchmarks/performance/run.py quickstart runs it, results/quickstart-reference shows it.
+The whole, of DeiT-S at 224 pixels, takes minutes: benchmarks/performance/run.py quickstart runs it, and
+results/quickstart-reference shows it.
 """
 
 import itertools
