@@ -43,13 +43,16 @@ def read_recipe(records: Records) -> dict[str, Any]:
         "examples": sum(sizes),
         "loss": first["loss"],
         "normalisation": normalisation(first["normalisations"]),
-        "opacus": min((line["opacus"] for line in trained if line["opacus"]), key=_noise_of, default=[]),
+        "opacus": _private_optimisers(trained),
         "seconds": first["seconds"],
     }
 
 
-def _noise_of(optimisers: Sequence[Mapping[str, Any]]) -> float:
-    return min(float(optimiser["noise_multiplier"]) for optimiser in optimisers)
+def _private_optimisers(trained: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """List what every client's optimisers of Opacus state, with the sampling and the steps of one round."""
+    names = ("steps", "passes", "steps_on_batch")
+    stated = [{**optimiser, **{name: line[name] for name in names}} for line in trained for optimiser in line["opacus"]]
+    return [optimiser for place, optimiser in enumerate(stated) if optimiser not in stated[:place]]
 
 
 def normalisation(statistics: Sequence[Sequence[Sequence[float]]]) -> dict[str, list[float]] | None:

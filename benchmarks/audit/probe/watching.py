@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from flwr.app import Message
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils import data
+from torch.utils.data import dataloader
 
 from . import settings
 
@@ -33,6 +35,7 @@ NUMBERS = (int, float, bool)
 
 _watch: "MessageWatch | None" = None
 _normalisations: list[tuple[list[float], list[float]]] = []
+_pass: dict[str, Any] | None = None  # over the loader that was iterated last: its sampling, and batches so far
 _depth = 0
 _patched = False
 
@@ -58,7 +61,9 @@ class MessageWatch:
         self._optimiser: dict[str, Any] = {}
         self._rates: set[float] = set()
         self._loss: dict[str, Any] = {}
-        self._private: list[dict[str, Any]] = []
+        self._private: list[tuple[Any, dict[str, Any]]] = []  # Opacus' optimisers
+        self._passes: list[dict[str, Any]] = []  # that batches of the training came from
+        self._steps_on_batch: Counter[tuple[int, int]] = Counter()  # by pass and batch
         self._started = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -86,6 +91,8 @@ class MessageWatch:
             self._keep_model(module)
         self._module = module
         self._forwards += 1
+        if _pass is not None and not any(loader_pass is _pass for loader_pass in self._passes):
+            self._passes.append(_pass)
         tensors = dict(_tensors([*arguments, keywords]))
         inputs = [tensor for tensor in tensors.values() if tensor.ndim > 1] or list(tensors.values())
         self._sizes.append(len(inputs[0]) if inputs and inputs[0].ndim else 0)
@@ -129,10 +136,13 @@ class MessageWatch:
         self._steps[type(optimiser).__name__] += 1
         group = optimiser.param_groups[0]
         self._rates |= {float(param_group["lr"]) for param_group in optimiser.param_groups}
+        self._steps_on_batch[len(self._passes), _pass["batches"] if _pass else 0] += 1
+        for private, stated in self._private:
+            stated["noise_multiplier"] = min(stated["noise_multiplier"], float(private.noise_multiplier))
         if not self._optimiser:
             plain = {name: value for name, value in group.items() if isinstance(value, (*NUMBERS, tuple, list))}
             plain.pop("params", None)
-            self._private = _opacus()
+            self._private = _opacus(optimiser)
             self._optimiser = {"name": type(optimiser).__name__, "groups": len(optimiser.param_groups), **plain}
 
     def keep(self, reply: Message) -> None:
@@ -177,10 +187,20 @@ class MessageWatch:
                 "rates": sorted(self._rates),
                 "loss": self._loss,
                 "normalisations": [*_normalisations, *_of_processors()],
-                "opacus": self._private,
+                "opacus": [stated for _, stated in self._private],
+                "passes": self._described_passes(),
+                "steps_on_batch": max(self._steps_on_batch.values(), default=0),
                 "seconds": round(time.monotonic() - self._started, 2),
             },
         )
+
+    def _described_passes(self) -> list[dict[str, Any]]:
+        """Describe the passes over loaders, one line for all that draw alike."""
+        alike = Counter((entry["sampler"], entry["replaces"], entry["rate"]) for entry in self._passes)
+        return [
+            {"sampler": sampler, "replaces": replaces, "rate": rate, "passes": count}
+            for (sampler, replaces, rate), count in alike.items()
+        ]
 
     def _keep_model(self, module: nn.Module) -> None:
         """Keep the network as the client found it, before its first step, if nobody kept it before."""
@@ -210,6 +230,10 @@ def watch_torch() -> None:
     for name in LOSSES:
         setattr(F, name, _seen_loss(name, getattr(F, name)))
     register_optimizer_step_pre_hook(_seen_step)
+    loader: Any = data.DataLoader
+    loader.__iter__ = _seen_pass(loader.__iter__)
+    iterator: Any = dataloader._BaseDataLoaderIter
+    iterator.__next__ = _seen_batch(iterator.__next__)
     _see_normalisations()
 
 
@@ -242,6 +266,39 @@ def _seen_loss(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 def _seen_step(optimiser: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
     if _watch is not None:
         _watch.see_step(optimiser)
+
+
+def _seen_pass(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def iterate(loader: Any) -> Any:
+        global _pass
+        batches = original(loader)
+        sampler = loader.batch_sampler or loader.sampler
+        while type(sampler).__name__ in ("BatchSampler", "BatchSplittingSampler"):  # the latter is Opacus'
+            sampler = sampler.sampler
+        _pass = {
+            "sampler": type(sampler).__name__,
+            "replaces": bool(getattr(sampler, "replacement", False)),
+            "rate": getattr(sampler, "sample_rate", None),
+            "batches": 0,
+        }
+        batches._fedmjp_pass = _pass
+        return batches
+
+    return iterate
+
+
+def _seen_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def draw(batches: Any) -> Any:
+        global _pass
+        batch = original(batches)
+        _pass = getattr(batches, "_fedmjp_pass", None)
+        if _pass is not None:
+            _pass["batches"] += 1
+        return batch
+
+    return draw
 
 
 def _see_normalisations() -> None:
@@ -291,18 +348,18 @@ def _losses_before(folder: Path) -> int | None:
     return next((int(line["losses"]) for line in reversed(lines) if line["repeat"] == 0), None)
 
 
-def _opacus() -> list[dict[str, Any]]:
-    """List what Opacus' optimisers say of themselves."""
+def _opacus(stepping: torch.optim.Optimizer) -> list[tuple[Any, dict[str, Any]]]:
+    """List Opacus' optimisers around one that is about to step, each with its own statements."""
     if "opacus" not in sys.modules:
         return []
     names = ("noise_multiplier", "max_grad_norm", "expected_batch_size")
     optimisers = [
         optimiser
         for optimiser in gc.get_objects()
-        if type(optimiser).__name__.startswith("DP") and hasattr(optimiser, "original_optimizer")
+        if type(optimiser).__name__.startswith("DP") and getattr(optimiser, "original_optimizer", None) is stepping
     ]
     return [
-        {**{name: getattr(optimiser, name, None) for name in names}, "measured_noise": _noise(optimiser)}
+        (optimiser, {**{name: getattr(optimiser, name, None) for name in names}, "measured_noise": _noise(optimiser)})
         for optimiser in optimisers
     ]
 

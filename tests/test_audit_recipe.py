@@ -1,0 +1,217 @@
+"""The audit reads from hooks what a client did: sampling and optimisers, held against torch and dp_accounting."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from dp_accounting import PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.dp_event import GaussianDpEvent
+from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
+from flwr.app import ArrayRecord, RecordDict
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, TensorDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torchvision import transforms
+from torchvision.transforms import _presets, v2
+
+import fedmjp
+from fedmjp.benchmarks.audit.probe import watching
+from fedmjp.benchmarks.audit.protections import verify
+from fedmjp.benchmarks.audit.recipe import read_recipe
+from fedmjp.benchmarks.audit.running import Records
+from fedmjp.facade import bundled_pictures
+from fedmjp.metrics import metric
+from fedmjp.records import Features, Reconstruction
+from fedmjp.step import SgdRule, unroll_sgd
+from fedmjp.threat import ThreatModel
+from tests.test_audit import MEAN, SIDE, STD, small_vit
+
+RECORDS, BATCH, WIDTH, DELTA = 40, 4, 3000, 1e-5
+
+
+@pytest.fixture
+def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The probe's patches of torch, taken back afterwards."""
+    places = [(nn.Module, "__call__"), (DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__")]
+    places += [(F, name) for name in watching.LOSSES]
+    places += [(kind, "__init__") for kind in (transforms.Normalize, v2.Normalize, _presets.ImageClassification)]
+    for owner, name in places:
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(watching, "_patched", False)
+    monkeypatch.setattr(watching, "_pass", None)
+    monkeypatch.setitem(sys.modules, "opacus", ModuleType("opacus"))
+    watching.watch_torch()
+    yield
+    _global_optimizer_pre_hooks.clear()
+
+
+def watched(root: Path, module: nn.Module, train: Callable[[nn.Module], None]) -> Records:
+    """Records of one training message that was answered with weights."""
+    records = Records(root)
+    content = RecordDict({"arrays": ArrayRecord(module.state_dict())})
+    message: Any = SimpleNamespace(metadata=SimpleNamespace(message_id="m", dst_node_id=1), content=content)
+    with watching.MessageWatch(records.evaluator, records.model, message) as watch:
+        train(module.train())
+    reply: Any = SimpleNamespace(has_error=lambda: False)
+    watch.keep(reply)
+    return records
+
+
+class UniformWithReplacementSampler(Sampler[list[int]]):
+    """Poisson sampling, under the name and with the attribute that Opacus' class has."""
+
+    def __init__(self, sample_rate: float) -> None:
+        self.sample_rate = sample_rate
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(round(1 / self.sample_rate)):
+            yield (torch.rand(RECORDS) < self.sample_rate).nonzero().flatten().tolist() or [0]
+
+
+class DPOptimizer:
+    """What Opacus' optimiser says of itself, and the noise that it added."""
+
+    def __init__(self, optimiser: torch.optim.Optimizer) -> None:
+        self.original_optimizer, self.param_groups = optimiser, optimiser.param_groups
+        self.noise_multiplier, self.max_grad_norm, self.expected_batch_size = 1.0, 1.0, BATCH
+        self.generator = torch.Generator().manual_seed(0)
+
+    def step(self) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.summed_grad = parameter.grad * 0
+            noise = torch.randn(parameter.shape, generator=self.generator)
+            parameter.grad = (parameter.summed_grad + noise) / self.expected_batch_size
+        self.original_optimizer.step()
+
+
+def private_training(loader: DataLoader[Any], passes: int, *, twice: bool = False) -> Callable[[nn.Module], None]:
+    def train(module: nn.Module) -> None:
+        optimiser = DPOptimizer(torch.optim.SGD(module.parameters(), lr=0.01))
+        for _ in range(passes):
+            for inputs, labels in loader:
+                for _ in range(1 + twice):
+                    module.zero_grad()
+                    F.cross_entropy(module(inputs), labels).backward()
+                    optimiser.step()
+
+    return train
+
+
+def loaded(sampler: str) -> DataLoader[Any]:
+    dataset = TensorDataset(torch.rand(RECORDS, WIDTH), torch.arange(RECORDS) % 10)
+    if sampler == "Poisson":
+        return DataLoader(dataset, batch_sampler=UniformWithReplacementSampler(BATCH / RECORDS))
+    if sampler == "replacement":
+        return DataLoader(dataset, BATCH, sampler=RandomSampler(dataset, replacement=True))
+    return DataLoader(dataset, batch_sampler=BatchSampler(RandomSampler(dataset), BATCH, drop_last=False))
+
+
+def simulated_epsilon(sampler: str, passes: int, runs: int = 200_000) -> float:
+    """A lower bound of epsilon by Monte Carlo: privacy losses of the mechanism itself, drawn with the example in it."""
+    generator, steps = np.random.default_rng(0), RECORDS // BATCH
+    loss = np.zeros(runs)
+    for _ in range(passes):
+        if sampler == "Poisson":
+            for _ in range(steps):
+                seen = generator.normal(size=runs) + (generator.random(runs) < 1 / steps)
+                loss += np.log1p((np.exp(seen - 0.5) - 1) / steps)
+        else:
+            seen = generator.normal(size=(steps, runs))
+            seen[generator.integers(steps, size=runs), np.arange(runs)] += 1
+            loss += np.log(np.exp(seen - 0.5).mean(0))
+    for epsilon in np.arange(30, 0, -0.05):
+        excess = np.maximum(1 - np.exp(epsilon - loss), 0)
+        if excess.mean() - 4 * excess.std() / np.sqrt(runs) > DELTA:
+            return float(epsilon)
+    return 0.0
+
+
+@pytest.mark.usefixtures("hooks")
+@pytest.mark.parametrize("passes", [1, 3, 10])
+@pytest.mark.parametrize("sampler", ["Poisson", "shuffled"])
+def test_epsilon_is_of_the_sampling_that_took_place(sampler: str, passes: int, tmp_path: Path) -> None:
+    records = watched(tmp_path, nn.Linear(WIDTH, 10), private_training(loaded(sampler), passes))
+    protection = verify(records, read_recipe(records), [])[0]
+    assert protection.verified == "yes"
+    stated = float(protection.said.split("as seen here: ")[1].split(" after")[0])
+    releases = SelfComposedDpEvent(PoissonSampledDpEvent(BATCH / RECORDS, GaussianDpEvent(1.0)), 10 * passes)
+    if sampler == "shuffled":
+        releases = SelfComposedDpEvent(GaussianDpEvent(1.0), passes)
+    right = PLDAccountant().compose(releases).get_epsilon(DELTA)
+    assert right * 0.995 <= stated <= right * 1.05  # what is measured of the noise may be a little less than stated
+    assert 0 < simulated_epsilon(sampler, passes) <= stated
+
+
+@pytest.mark.usefixtures("hooks")
+@pytest.mark.parametrize(
+    ("sampler", "twice", "reason"),
+    [
+        ("replacement", False, "RandomSampler may draw an example more than once"),
+        ("Poisson", True, "one drawn batch serves several steps"),
+    ],
+)
+def test_no_epsilon_is_given_for_sampling_that_nobody_accounts_for(
+    sampler: str, twice: bool, reason: str, tmp_path: Path
+) -> None:
+    records = watched(tmp_path, nn.Linear(WIDTH, 10), private_training(loaded(sampler), 1, twice=twice))
+    protection = verify(records, read_recipe(records), [])[0]
+    assert protection.verified == "not measured"
+    assert reason in protection.said
+
+
+RULES = [
+    [SgdRule(0.1)] * 3,
+    [SgdRule(0.1, 0.9, weight_decay=0.05)] * 4,
+    [SgdRule(0.1, 0.9, nesterov=True, weight_decay=0.05)] * 4,
+    [SgdRule(rate, 0.8, 0.3, weight_decay=0.1) for rate in (0.1, 0.05, 0.02)],
+]
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_steps_of_sgd_unroll_to_what_torch_computes(rules: list[SgdRule]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    sent, *gradients = torch.randn(1 + len(rules), 5, generator=generator, dtype=torch.float64)
+    weights = nn.Parameter(sent.clone())
+    first = rules[0]
+    optimiser = torch.optim.SGD(
+        [weights], first.rate, first.momentum, first.dampening, first.weight_decay, nesterov=first.nesterov
+    )
+    for rule, gradient in zip(rules, gradients, strict=True):
+        optimiser.param_groups[0]["lr"] = rule.rate
+        weights.grad = gradient
+        optimiser.step()
+    kept, shares = unroll_sgd(rules)
+    expected = kept * sent - sum(share * gradient for share, gradient in zip(shares, gradients, strict=True))
+    torch.testing.assert_close(weights.detach(), expected)
+
+
+@pytest.mark.parametrize("decay", [1e-4, 5e-4, 5e-3, 5e-2])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_weight_decay_is_taken_off_a_delta(decay: float, momentum: float) -> None:
+    module, steps = small_vit(), 2
+    picture, label = bundled_pictures(1, size=SIDE)[0].image[None], torch.tensor([3])
+    adopted = fedmjp.adopt(module, mean=MEAN, std=STD)
+    sent = {name: value.detach().clone() for name, value in module.named_parameters()}
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.01, weight_decay=decay, momentum=momentum)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        F.cross_entropy(module((picture - 0.5) / 0.25), label).backward()
+        optimiser.step()
+    delta = {name: value.detach() - sent[name] for name, value in module.named_parameters()}
+    recipe = {"update": "delta", "local_steps": steps, "local_learning_rate": 0.01, "local_momentum": momentum}
+    threat = ThreatModel.parse({**recipe, "local_weight_decay": decay})
+    upload = adopted.upload(delta, kind="delta")
+    recovered = fedmjp.attack("patch_embedding", upload, adopted, threat=threat)
+    assert isinstance(recovered, Reconstruction)
+    assert metric("psnr").function(recovered.images, picture).item() > 40
+    if not momentum:
+        labels = fedmjp.attack("labels", upload, adopted, threat=threat)
+        assert isinstance(labels, Features)
+        assert labels.labels.tolist() == [3]
