@@ -15,7 +15,7 @@ from dp_accounting.dp_event import GaussianDpEvent
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from flwr.app import ArrayRecord, RecordDict
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -24,11 +24,11 @@ from torchvision.transforms import _presets, v2
 
 import fedmjp
 from fedmjp.benchmarks.audit.attacking import attempt_all
-from fedmjp.benchmarks.audit.evaluating import Private, scored
+from fedmjp.benchmarks.audit.evaluating import Private, read_private, scored
 from fedmjp.benchmarks.audit.network import take_in
 from fedmjp.benchmarks.audit.probe import watching
 from fedmjp.benchmarks.audit.protections import verify
-from fedmjp.benchmarks.audit.recipe import as_one_group, read_recipe, threat_of, unreadable
+from fedmjp.benchmarks.audit.recipe import as_one_group, channels, read_recipe, threat_of, unreadable
 from fedmjp.benchmarks.audit.running import Records
 from fedmjp.facade import bundled_pictures
 from fedmjp.metrics import metric
@@ -351,3 +351,56 @@ def test_momentum_of_an_earlier_round_is_refused(tmp_path: Path) -> None:
         reason = unreadable(recipe, "weights")
         assert (reason is None) is (number == 0)
     assert "kept what it had added up in earlier rounds" in str(reason)
+
+
+class Divides(nn.Module):
+    """A network that takes bytes and scales them itself, as some apps do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = small_vit()
+
+    def forward(self, pixels: Tensor) -> Any:
+        return self.inner(pixels.float() / 255)
+
+
+RANGES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[float, float]]] = {
+    "0 to 1": (lambda x: x, (0, 1)),
+    "0 to 255": (lambda x: 255 * x, (0, 255)),
+    "-1 to 1": (lambda x: 2 * x - 1, (-1, 1)),
+    "0 to 255, normalised": (lambda x: transforms.Normalize([127.5] * 3, [127.5] * 3)(255 * x), (0, 255)),
+    "each standardised": (lambda x: (x - x.mean()) / x.std(), (-2, 2)),
+    "bytes": (lambda x: (255 * x).round().byte(), (0, 255)),
+}
+
+
+@pytest.mark.usefixtures("hooks")
+@pytest.mark.parametrize("name", RANGES)
+def test_pictures_are_taken_in_the_apps_own_range(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_normalisations", [])
+    scale, expected = RANGES[name]
+    module = Divides() if name == "bytes" else small_vit()
+    picture = bundled_pictures(1, size=SIDE)[0].image[None]
+    entered = scale(picture)
+
+    def train(trained: nn.Module) -> None:
+        F.cross_entropy(trained(entered), torch.tensor([3])).backward()
+
+    records = watched(tmp_path, module, train)
+    recipe = read_recipe(records)
+    assert recipe["range"] == expected
+    mean, std = channels(recipe)
+    private = read_private(records.evaluator, "m", mean, std)
+    assert private is not None
+    assert private.pictures is not None
+    assert private.pictures.min() >= 0
+    assert private.pictures.max() <= 1
+    share = torch.corrcoef(torch.stack([private.pictures.flatten(), picture.flatten()]))[0, 1]
+    assert share > 0.99
+    if name == "bytes":
+        return  # the network scales once more, which is not read: its control says that nothing is known of pictures
+    update = {key: value.grad for key, value in module.named_parameters() if value.grad is not None}
+    network = take_in(module, {}, mean=mean, std=std, side=SIDE)
+    made = {one.attack: scored(one, private, network) for one in attempt_all(network, update, ThreatModel()) if one.ran}
+    assert made["patch_embedding"]["psnr_worst_case"] > 50
+    assert made["patch_embedding"]["floor_median"] < 30

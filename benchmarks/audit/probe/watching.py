@@ -31,6 +31,7 @@ from . import settings
 
 KEPT_EXAMPLES = 64  # of one training message
 KEPT_BYTES = 2**28
+SAMPLED, OUTLIERS = 100_000, 0.002  # values of a batch that its range is read from, and the share that it may leave out
 LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "mse_loss")
 RULE = ("lr", "momentum", "dampening", "nesterov", "weight_decay", "eps")  # of a parameter group, in each step
 
@@ -59,6 +60,7 @@ class MessageWatch:
         self._kept_bytes, self._kept_examples, self._forwards = 0, 0, 0
         self._sizes: list[int] = []
         self._optimisers: dict[int, dict[str, Any]] = {}  # by identity
+        self._range: tuple[float, float] | None = None  # of the values of pictures as they enter
         self._examples: set[bytes] = set()  # digests of what entered, so that one that enters twice counts once
         self._loss: dict[str, Any] = {}
         self._private: list[tuple[Any, dict[str, Any]]] = []  # Opacus' optimisers
@@ -97,6 +99,12 @@ class MessageWatch:
         inputs = [tensor for tensor in tensors.values() if tensor.ndim > 1] or list(tensors.values())
         self._sizes.append(len(inputs[0]) if inputs and inputs[0].ndim else 0)
         self._examples |= {_digest(example) for example in (inputs[0] if inputs and inputs[0].ndim else ())}
+        for tensor in tensors.values():
+            if tensor.ndim == 4 and tensor.numel():
+                values = tensor.detach().flatten()[:: max(1, tensor.numel() // SAMPLED)].cpu().float().numpy()
+                low, high = np.quantile(values, OUTLIERS), np.quantile(values, 1 - OUTLIERS)  # as of erased parts
+                lowest, highest = self._range or (low, high)
+                self._range = (min(float(low), float(lowest)), max(float(high), float(highest)))
         size = sum(tensor.nbytes for tensor in tensors.values())
         if self._kept_examples < KEPT_EXAMPLES and self._kept_bytes + size <= KEPT_BYTES:
             self._batches.append({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
@@ -204,6 +212,7 @@ class MessageWatch:
                 ],
                 "loss": self._loss,
                 "normalisations": [*_normalisations, *_of_processors()],
+                "range": self._range,
                 "opacus": [stated for _, stated in self._private],
                 "passes": self._described_passes(),
                 "steps_on_batch": max(self._steps_on_batch.values(), default=0),
