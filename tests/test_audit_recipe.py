@@ -14,6 +14,7 @@ from dp_accounting import PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.dp_event import GaussianDpEvent
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from flwr.app import ArrayRecord, RecordDict
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, TensorDataset
@@ -22,9 +23,12 @@ from torchvision import transforms
 from torchvision.transforms import _presets, v2
 
 import fedmjp
+from fedmjp.benchmarks.audit.attacking import attempt_all
+from fedmjp.benchmarks.audit.evaluating import Private, scored
+from fedmjp.benchmarks.audit.network import take_in
 from fedmjp.benchmarks.audit.probe import watching
 from fedmjp.benchmarks.audit.protections import verify
-from fedmjp.benchmarks.audit.recipe import read_recipe
+from fedmjp.benchmarks.audit.recipe import as_one_group, read_recipe, threat_of, unreadable
 from fedmjp.benchmarks.audit.running import Records
 from fedmjp.facade import bundled_pictures
 from fedmjp.metrics import metric
@@ -52,7 +56,7 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _global_optimizer_pre_hooks.clear()
 
 
-def watched(root: Path, module: nn.Module, train: Callable[[nn.Module], None]) -> Records:
+def watched(root: Path, module: nn.Module, train: Callable[[nn.Module], object]) -> Records:
     """Records of one training message that was answered with weights."""
     records = Records(root)
     content = RecordDict({"arrays": ArrayRecord(module.state_dict())})
@@ -215,3 +219,135 @@ def test_weight_decay_is_taken_off_a_delta(decay: float, momentum: float) -> Non
         labels = fedmjp.attack("labels", upload, adopted, threat=threat)
         assert isinstance(labels, Features)
         assert labels.labels.tolist() == [3]
+
+
+Optimisers = Callable[[VisionTransformer], list[torch.optim.Optimizer]]
+
+
+def two_groups(module: VisionTransformer, **rule: float) -> list[dict[str, Any]]:
+    """Parameters as recipes group them: no decay of what has one dimension, half of the rate for the positions."""
+    flat = [value for value in module.parameters() if value.ndim < 2]
+    matrices = [value for value in module.parameters() if value.ndim >= 2 and value is not module.pos_embed]
+    positions = {"params": [module.pos_embed], "weight_decay": 0.0, "lr": 0.005}
+    return [{"params": matrices, **rule}, {"params": flat, "weight_decay": 0.0}, positions]
+
+
+def trained_by(optimisers: Optimisers, steps: int) -> Callable[[nn.Module], object]:
+    """Steps on one bundled picture, whose rate falls by a tenth after each."""
+
+    def train(module: nn.Module) -> None:
+        assert isinstance(module, VisionTransformer)
+        picture = bundled_pictures(1, size=SIDE)[0].image[None]
+        stepping = optimisers(module)
+        for _ in range(steps):
+            module.zero_grad()
+            F.cross_entropy(module((picture - 0.5) / 0.25), torch.tensor([3])).backward()
+            for optimiser in stepping:
+                optimiser.step()
+                for group in optimiser.param_groups:
+                    group["lr"] *= 0.9
+
+    return train
+
+
+READ: dict[str, tuple[Optimisers, int]] = {
+    "decay": (lambda m: [torch.optim.SGD(m.parameters(), 0.01, weight_decay=5e-3)], 3),
+    "nesterov": (
+        lambda m: [torch.optim.SGD(m.parameters(), 0.01, 0.9, weight_decay=5e-3, nesterov=True)],
+        3,
+    ),
+    "dampening": (lambda m: [torch.optim.SGD(m.parameters(), 0.01, 0.9, 0.5)], 3),
+    "groups": (lambda m: [torch.optim.SGD(two_groups(m), 0.01, 0.9, weight_decay=5e-3)], 3),
+    "two optimisers": (
+        lambda m: [
+            torch.optim.SGD([m.pos_embed], 0.02),
+            torch.optim.SGD([p for p in m.parameters() if p is not m.pos_embed], 0.01, weight_decay=5e-3),
+        ],
+        2,
+    ),
+}
+
+
+@pytest.mark.usefixtures("hooks")
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda m: torch.optim.AdamW(m.parameters(), 0.005),
+        lambda m: torch.optim.AdamW(two_groups(m, lr=0.01), 0.01, weight_decay=0.05),
+        lambda m: torch.optim.Adam(two_groups(m, lr=0.01), 0.01),
+    ],
+)
+def test_a_step_of_adam_is_expressed_by_one_group(
+    step: Callable[[VisionTransformer], torch.optim.Optimizer], tmp_path: Path
+) -> None:
+    deltas, recipes = [], []
+    for number, optimiser in enumerate([step, lambda m: torch.optim.AdamW(m.parameters(), 0.005, weight_decay=0)]):
+        module = small_vit()
+        sent = {key: value.detach().clone() for key, value in module.state_dict().items()}
+        recipes.append(
+            read_recipe(watched(tmp_path / str(number), module, trained_by(lambda m, o=optimiser: [o(m)], 1)))
+        )
+        deltas.append({key: value.detach() - sent[key] for key, value in module.state_dict().items()})
+    assert unreadable(recipes[0], "weights") is None
+    threat = threat_of(recipes[0], "weights")
+    assert (threat.local_optimiser, threat.local_learning_rate) == ("adamw", 0.005)
+    expressed = as_one_group(deltas[0], sent, recipes[0])
+    for name, change in deltas[1].items():
+        decayed = change - 0.005 * threat.local_weight_decay * sent[name]
+        torch.testing.assert_close(expressed[name], decayed, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.usefixtures("hooks")
+@pytest.mark.parametrize("name", READ)
+def test_what_an_optimiser_did_is_read_and_taken_into_account(name: str, tmp_path: Path) -> None:
+    optimisers, steps = READ[name]
+    module = small_vit()
+    sent = {key: value.detach().clone() for key, value in module.state_dict().items()}
+    recipe = read_recipe(watched(tmp_path, module, trained_by(optimisers, steps)))
+    assert recipe["steps"] == steps
+    assert recipe["examples"] == 1
+    assert unreadable(recipe, "weights") is None
+    delta = {key: value.detach() - sent[key] for key, value in module.state_dict().items()}
+    network = take_in(module, sent, mean=MEAN, std=STD, side=SIDE)
+    threat, update = threat_of(recipe, "weights"), as_one_group(delta, sent, recipe)
+    picture = bundled_pictures(1, size=SIDE)[0].image[None]
+    private = Private(((picture - 0.5) / 0.25,), picture, torch.tensor([3]))
+    made = {one.attack: scored(one, private, network) for one in attempt_all(network, update, threat) if one.ran}
+    assert max(made[attack]["psnr_worst_case"] for attack in ("patch_embedding", "patch_embedding_wiener")) > 40
+    if not threat.local_momentum:
+        assert made["labels"]["labels_right"] == 1
+
+
+class Ours(torch.optim.SGD):
+    """An optimiser that is not torch's."""
+
+
+UNREAD: dict[str, tuple[Optimisers, int, str]] = {
+    "Adam": (lambda m: [torch.optim.Adam(m.parameters(), 1e-3)], 2, "moved by 2 steps of Adam: the change is no sum"),
+    "L2 in Adam": (lambda m: [torch.optim.Adam(m.parameters(), weight_decay=0.1)], 1, "the change is no sum"),
+    "somebody's": (lambda m: [Ours(m.parameters(), 0.1)], 1, "which is not torch's"),
+    "uneven": (
+        lambda m: [torch.optim.SGD([{"params": [m.pos_embed], "momentum": 0.9}, {"params": [m.cls_token]}], 0.1)],
+        2,
+        "its parameter groups weigh the gradients of the 2 steps differently",
+    ),
+}
+
+
+@pytest.mark.usefixtures("hooks")
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_change_that_is_no_sum_of_gradients_is_refused_with_the_reason(name: str, tmp_path: Path) -> None:
+    optimisers, steps, reason = UNREAD[name]
+    recipe = read_recipe(watched(tmp_path, small_vit(), trained_by(optimisers, steps)))
+    assert reason in str(unreadable(recipe, "weights"))
+
+
+@pytest.mark.usefixtures("hooks")
+def test_momentum_of_an_earlier_round_is_refused(tmp_path: Path) -> None:
+    module = small_vit()
+    stays = torch.optim.SGD(module.parameters(), 0.01, 0.9)
+    for number in range(2):
+        recipe = read_recipe(watched(tmp_path / str(number), module, trained_by(lambda _: [stays], 1)))
+        reason = unreadable(recipe, "weights")
+        assert (reason is None) is (number == 0)
+    assert "kept what it had added up in earlier rounds" in str(reason)

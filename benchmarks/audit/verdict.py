@@ -108,7 +108,8 @@ def _besides(report: Mapping[str, Any]) -> list[str]:
         row = max(cheats, key=lambda entry: entry["psnr"])
         sentences.append(f"A server that changes weights gets more: with {row['server']}, {row['said']}.")
     if classes:
-        sentences.append(f"Which classes a client holds shows in the head's bias: {result(classes[0])}.")
+        row = max(classes, key=lambda entry: (entry["right"], -entry["named"]))
+        sentences.append(f"Which classes a client holds shows in the head's bias: {result(row)}.")
     if labels:
         row = max(labels, key=lambda entry: entry["labels_right"])
         sentences.append(f"Labels come back ({row['attack']}): {result({**row, 'reveals': 'labels'})}.")

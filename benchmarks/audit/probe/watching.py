@@ -6,6 +6,7 @@ that names which it takes out of torch are the patched ones.
 
 import copy
 import gc
+import hashlib
 import json
 import random
 import sys
@@ -31,7 +32,7 @@ from . import settings
 KEPT_EXAMPLES = 64  # of one training message
 KEPT_BYTES = 2**28
 LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "mse_loss")
-NUMBERS = (int, float, bool)
+RULE = ("lr", "momentum", "dampening", "nesterov", "weight_decay", "eps")  # of a parameter group, in each step
 
 _watch: "MessageWatch | None" = None
 _normalisations: list[tuple[list[float], list[float]]] = []
@@ -57,9 +58,8 @@ class MessageWatch:
         self._batches: list[dict[str, Tensor]] = []
         self._kept_bytes, self._kept_examples, self._forwards = 0, 0, 0
         self._sizes: list[int] = []
-        self._steps: Counter[str] = Counter()
-        self._optimiser: dict[str, Any] = {}
-        self._rates: set[float] = set()
+        self._optimisers: dict[int, dict[str, Any]] = {}  # by identity
+        self._examples: set[bytes] = set()  # digests of what entered, so that one that enters twice counts once
         self._loss: dict[str, Any] = {}
         self._private: list[tuple[Any, dict[str, Any]]] = []  # Opacus' optimisers
         self._passes: list[dict[str, Any]] = []  # that batches of the training came from
@@ -96,6 +96,7 @@ class MessageWatch:
         tensors = dict(_tensors([*arguments, keywords]))
         inputs = [tensor for tensor in tensors.values() if tensor.ndim > 1] or list(tensors.values())
         self._sizes.append(len(inputs[0]) if inputs and inputs[0].ndim else 0)
+        self._examples |= {_digest(example) for example in (inputs[0] if inputs and inputs[0].ndim else ())}
         size = sum(tensor.nbytes for tensor in tensors.values())
         if self._kept_examples < KEPT_EXAMPLES and self._kept_bytes + size <= KEPT_BYTES:
             self._batches.append({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
@@ -133,17 +134,31 @@ class MessageWatch:
         Args:
             optimiser: Before its step.
         """
-        self._steps[type(optimiser).__name__] += 1
-        group = optimiser.param_groups[0]
-        self._rates |= {float(param_group["lr"]) for param_group in optimiser.param_groups}
         self._steps_on_batch[len(self._passes), _pass["batches"] if _pass else 0] += 1
         for private, stated in self._private:
             stated["noise_multiplier"] = min(stated["noise_multiplier"], float(private.noise_multiplier))
-        if not self._optimiser:
-            plain = {name: value for name, value in group.items() if isinstance(value, (*NUMBERS, tuple, list))}
-            plain.pop("params", None)
-            self._private = _opacus(optimiser)
-            self._optimiser = {"name": type(optimiser).__name__, "groups": len(optimiser.param_groups), **plain}
+        if id(optimiser) not in self._optimisers:
+            self._private += _opacus(optimiser)
+            self._optimisers[id(optimiser)] = {"object": optimiser, **self._described(optimiser)}
+        steps = self._optimisers[id(optimiser)]["steps"]
+        rules = [{name: float(group[name]) for name in RULE if name in group} for group in optimiser.param_groups]
+        if steps and steps[-1][1] == rules:
+            steps[-1][0] += 1
+        else:
+            steps.append([1, rules])
+
+    def _described(self, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+        """Describe an optimiser before its first step in this message."""
+        module = None if self._module is None else _matching(self._module, self._message)
+        names = {} if module is None else {id(value): name for name, value in module.named_parameters()}
+        groups = [[names.get(id(value), "") for value in group["params"]] for group in optimiser.param_groups]
+        return {
+            "name": type(optimiser).__name__,
+            "is_of_torch": type(optimiser).__module__.startswith("torch.optim"),
+            "is_new": not any(optimiser.state.values()),
+            "groups": groups,
+            "steps": [],
+        }
 
     def keep(self, reply: Message) -> None:
         """Leave everything for the evaluator; what goes wrong here is noted, and is no failure of the app's.
@@ -179,12 +194,14 @@ class MessageWatch:
                 "model": None if self._module is None else type(self._module).__name__,
                 "forwards": self._forwards,
                 "sizes": self._sizes,
-                "steps": sum(self._steps.values()),
+                "examples": len(self._examples),
                 "losses": self._losses,
                 "first_loss": self._first_loss,
                 "repeat": self._repeat,
-                "optimiser": self._optimiser,
-                "rates": sorted(self._rates),
+                "optimisers": [
+                    {name: value for name, value in described.items() if name != "object"}
+                    for described in self._optimisers.values()
+                ],
                 "loss": self._loss,
                 "normalisations": [*_normalisations, *_of_processors()],
                 "opacus": [stated for _, stated in self._private],
@@ -374,6 +391,10 @@ def _noise(optimiser: Any) -> float | None:
         if parameter.grad is not None and getattr(parameter, "summed_grad", None) is not None
     ]
     return float(torch.cat(added).std()) if added else None
+
+
+def _digest(example: Tensor) -> bytes:
+    return hashlib.blake2b(example.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()).digest()
 
 
 def _tensors(values: Any, name: str = "input") -> list[tuple[str, Tensor]]:
