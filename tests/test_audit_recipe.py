@@ -1,5 +1,6 @@
 """The audit reads from hooks what a client did: sampling and optimisers, held against torch and dp_accounting."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,13 +24,14 @@ from torchvision import transforms
 from torchvision.transforms import _presets, v2
 
 import fedmjp
-from fedmjp.benchmarks.audit.attacking import attempt_all
+from fedmjp.benchmarks.audit.attacking import attempt_all, decay_in_loss
 from fedmjp.benchmarks.audit.evaluating import Private, read_private, scored
 from fedmjp.benchmarks.audit.network import take_in
 from fedmjp.benchmarks.audit.probe import watching
 from fedmjp.benchmarks.audit.protections import verify
 from fedmjp.benchmarks.audit.recipe import as_one_group, channels, read_recipe, threat_of, unreadable
 from fedmjp.benchmarks.audit.running import Records
+from fedmjp.benchmarks.audit.wire import read_answers
 from fedmjp.facade import bundled_pictures
 from fedmjp.metrics import metric
 from fedmjp.records import Features, Reconstruction
@@ -63,7 +65,8 @@ def watched(root: Path, module: nn.Module, train: Callable[[nn.Module], object])
     message: Any = SimpleNamespace(metadata=SimpleNamespace(message_id="m", dst_node_id=1), content=content)
     with watching.MessageWatch(records.evaluator, records.model, message) as watch:
         train(module.train())
-    reply: Any = SimpleNamespace(has_error=lambda: False)
+    content = RecordDict({"arrays": ArrayRecord(module.state_dict())})
+    reply: Any = SimpleNamespace(has_error=lambda: False, content=content)
     watch.keep(reply)
     return records
 
@@ -404,3 +407,64 @@ def test_pictures_are_taken_in_the_apps_own_range(name: str, tmp_path: Path, mon
     made = {one.attack: scored(one, private, network) for one in attempt_all(network, update, ThreatModel()) if one.ran}
     assert made["patch_embedding"]["psnr_worst_case"] > 50
     assert made["patch_embedding"]["floor_median"] < 30
+
+
+@pytest.mark.parametrize("strength", [0.0, 5e-4, 5e-2])
+def test_a_penalty_on_the_weights_is_found_in_the_update_itself(strength: float) -> None:
+    module = small_vit()
+    picture = bundled_pictures(1, size=SIDE)[0].image[None]
+    loss = F.cross_entropy(module((picture - 0.5) / 0.25), torch.tensor([3]))
+    (loss + strength * sum(value.square().sum() for value in module.parameters())).backward()
+    update = {name: value.grad.clone() for name, value in module.named_parameters() if value.grad is not None}
+    network = take_in(module, {}, mean=MEAN, std=STD, side=SIDE)
+    multiple, departure = decay_in_loss(network, update, ThreatModel())
+    assert multiple == pytest.approx(2 * strength, rel=1e-3)
+    assert departure is None
+    update["patch_embed.proj.bias"] = update["patch_embed.proj.bias"] + 0.1 * torch.ones(48)
+    assert "no gradient of one step" in str(decay_in_loss(network, update, ThreatModel())[1])
+
+
+@pytest.mark.usefixtures("hooks")
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (lambda sent, trained, _: trained, "weights"),
+        (lambda sent, trained, _: trained - sent, "weights"),
+        (lambda sent, trained, _: sent - trained, "weights"),
+        (lambda sent, trained, _: 0.1 * (trained - sent), "weights"),
+        (lambda sent, trained, gradient: gradient, "gradient"),
+        (lambda sent, trained, gradient: 0.25 * gradient, "gradient"),
+    ],
+)
+def test_changes_of_weights_are_told_from_gradients(
+    answer: Callable[[Tensor, Tensor, Tensor], Tensor], kind: str, tmp_path: Path
+) -> None:
+    module, records = nn.Linear(30, 10), Records(tmp_path)
+    sent = {name: value.detach().clone() for name, value in module.named_parameters()}
+    records.server.mkdir()
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.05)
+    message: Any = SimpleNamespace(
+        metadata=SimpleNamespace(message_id="m", dst_node_id=1), content=RecordDict({"arrays": ArrayRecord(dict(sent))})
+    )
+    with watching.MessageWatch(records.evaluator, records.model, message) as watch:
+        F.cross_entropy(module.train()(torch.rand(4, 30)), torch.arange(4)).backward()
+        optimiser.step()
+    left = {
+        name: answer(sent[name], value.detach(), value.grad)
+        for name, value in module.named_parameters()
+        if value.grad is not None
+    }
+    reply: Any = SimpleNamespace(has_error=lambda: False, content=RecordDict({"arrays": ArrayRecord(left)}))
+    watch.keep(reply)
+    lines: list[dict[str, Any]] = [
+        {"way": "down", "type": "train", "id": "m", "node": 1, "round": 1, "file": "sent.npz"},
+        {"way": "up", "type": "train", "id": "r", "reply_to": "m", "node": 1, "round": 1, "file": "left.npz"},
+    ]
+    for state, line in zip((sent, left), lines, strict=True):
+        np.savez(records.server / line["file"], **{f"arrays/{name}": value.numpy() for name, value in state.items()})
+    (records.server / "wire.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (only,) = read_answers(records)
+    assert only.kind == kind
+    if kind == "weights":
+        change = module.weight.detach() - sent["weight"]
+        assert torch.nn.functional.cosine_similarity(only.update["weight"].flatten(), change.flatten(), dim=0) > 0.99
