@@ -1,9 +1,10 @@
 """Trained weights from files: every layout gives the same model, and what does not fit is refused by name."""
 
 import argparse
+import copy
 import hashlib
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from fedmjp.config import Checkpoint, Config, ModelConfig
 from fedmjp.errors import CheckpointError, ConfigError
@@ -85,6 +87,10 @@ LAYOUTS: dict[str, Callable[[Weights], Any]] = {
     "module.": lambda weights: prefixed("module.", weights),
     "backbone.": lambda weights: prefixed("backbone.", weights),
     "module.backbone.": lambda weights: {"model": prefixed("module.backbone.", weights)},
+    "_orig_mod.": lambda weights: prefixed("_orig_mod.", weights),
+    "module._orig_mod.": lambda weights: prefixed("module._orig_mod.", weights),
+    "model.": lambda weights: {"state_dict": prefixed("model.", weights), "pytorch-lightning_version": "2.5"},
+    "average": lambda weights: prefixed("module.", weights) | {"n_averaged": torch.tensor(3)},
 }
 
 
@@ -94,6 +100,34 @@ LAYOUTS: dict[str, Callable[[Weights], Any]] = {
 def test_every_layout_of_a_plain_checkpoint_gives_the_same_logits(tmp_path: Path, layout: str, suffix: str) -> None:
     checkpoint = saved(tmp_path / f"weights{suffix}", LAYOUTS[layout](plain(trained())))
     assert_same_logits(build_vit(config_of(checkpoint)), trained())
+
+
+compiled = partial(torch.compile, backend="eager")
+
+
+def compiled_inside(model: nn.Module) -> nn.Module:
+    for place, block in enumerate(model.blocks):
+        model.blocks[place] = compiled(block)
+    return model
+
+
+def checkpointed_inside(model: nn.Module) -> nn.Module:
+    wrapped = nn.Module()
+    wrapped.add_module("_checkpoint_wrapped_module", model)
+    return wrapped
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [compiled, nn.DataParallel, lambda model: nn.DataParallel(compiled(model)), AveragedModel,
+     lambda model: compiled(AveragedModel(model)), compiled_inside,
+     checkpointed_inside, lambda model: nn.ModuleDict({"net": model})],
+    ids=["compile", "parallel", "both", "average", "compiled average", "compiled blocks", "checkpointed", "inside"],
+)  # fmt: skip
+def test_torchs_own_wrappers_give_the_same_logits(tmp_path: Path, wrap: Callable[[nn.Module], nn.Module]) -> None:
+    state = wrap(copy.deepcopy(trained().backbone)).state_dict()
+    assert state.keys() != plain(trained()).keys()
+    assert_same_logits(build_vit(config_of(saved(tmp_path / "weights.pth", state))), trained())
 
 
 @pytest.mark.parametrize("layout", ["plain", "module.", "backbone."])

@@ -1,6 +1,7 @@
 """Sources of pictures: what they convert, what they skip, what they refuse."""
 
 import os
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from PIL import Image
 
 from fedmjp.data.datasets import CROPS
+from fedmjp.data.pictures import open_picture, to_rgb
 from fedmjp.data.selection import open_source, select, select_for
 from fedmjp.errors import DataError
 from fedmjp.exchange import prepare_round
@@ -57,6 +59,32 @@ def test_sixteen_bit_grey_keeps_its_shades(tmp_path: Path) -> None:
     Image.fromarray((ramp / 257).round().astype(np.uint8)).save(tmp_path / "c" / "flat.png")
     source = open_source(str(tmp_path), size=32, classes=10)
     assert torch.allclose(source.load("c/deep.png").image, source.load("c/flat.png").image, atol=2 / 255)
+
+
+@pytest.mark.parametrize("highest", [65_535, 4095, 1023])
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_deep_pgm_is_read_as_the_png_of_its_shades(tmp_path: Path, highest: int, *, plain: bool) -> None:
+    """Of which maximum and form it may be, as scanners and medical converters write it."""
+    ramp = np.linspace(0, highest, 64 * 64).round().astype(np.uint16).reshape(64, 64)
+    (tmp_path / "c").mkdir()
+    header = f"{'P2' if plain else 'P5'}\n64 64\n{highest}\n".encode()
+    text = " ".join(map(str, ramp.flatten())).encode()
+    (tmp_path / "c" / "deep.pgm").write_bytes(header + (text if plain else ramp.astype(">u2").tobytes()))
+    Image.fromarray((ramp.astype(float) * 65_535 / highest).round().astype(np.uint16)).save(tmp_path / "c" / "deep.png")
+    source = open_source(str(tmp_path), size=32, classes=10)
+    assert torch.equal(source.load("c/deep.pgm").image, source.load("c/deep.png").image)
+
+
+def test_a_tiff_of_twelve_bits_is_as_bright_as_it_is(tmp_path: Path) -> None:
+    first, second = 4095, 0x123
+    packed = bytes([first >> 4, (first & 15) << 4 | second >> 8, second & 255]) * 32
+    entries = {256: 8, 257: 8, 258: 12, 259: 1, 262: 1, 273: 8, 277: 1, 278: 8, 279: len(packed)}
+    tags = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in entries.items())
+    directory = struct.pack("<H", len(entries)) + tags + bytes(4)
+    (tmp_path / "deep.tif").write_bytes(struct.pack("<2sHI", b"II", 42, 8 + len(packed)) + packed + directory)
+    with open_picture(tmp_path / "deep.tif") as photograph:
+        row = np.asarray(to_rgb(photograph))[0, :2, 0].tolist()
+    assert row == [255, round(second / 4095 * 255)]
 
 
 def test_pictures_without_a_fixed_range_are_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
+from torchvision.datasets import ImageFolder
 
 from fedmjp.data.datasets import CROPS, open_dataset
 from fedmjp.data.pictures import to_image
@@ -76,6 +77,25 @@ def test_a_label_means_the_same_in_both_splits_even_where_a_class_is_missing(tmp
     assert [first_red(validation.photograph(index)) for index in range(2)] == [3, 4]
 
 
+LEFT_BY_SYSTEMS = [".ipynb_checkpoints/a-checkpoint.png", "@eaDir/t.jpg", "__MACOSX/cat/a.png", "cat/._a.png",
+                   "cat/@eaDir/a.png", "dog/.thumbs/b.png", "lost+found/x.png", "$RECYCLE.BIN/y.png"]  # fmt: skip
+
+
+@pytest.mark.parametrize("split", ["", "train/"])
+def test_what_systems_leave_beside_pictures_shifts_no_label(tmp_path: Path, split: str) -> None:
+    """Torchvision reads the same classes where nothing of it lies about, folders inside of classes included."""
+    pictures = ["cat/a.png", "dog/b.png", "dog/2020/c.png", "owl/images/d.png"]
+    write_folder(tmp_path / "clean", pictures)
+    write_folder(tmp_path / "used", [split + name for name in (*pictures, *LEFT_BY_SYSTEMS)])
+    clean = ImageFolder(str(tmp_path / "clean"))
+    expected = {Path(name).relative_to(tmp_path / "clean").as_posix(): label for name, label in clean.samples}
+    dataset = open_dataset(str(tmp_path / "used"), "train", classes=3)
+    keys = [key.removeprefix(split) for key in dataset.keys]
+    assert dict(zip(keys, dataset.labels.tolist(), strict=True)) == expected
+    assert list(dataset.class_names) == clean.classes
+    assert first_red(dataset.photograph(keys.index("dog/2020/c.png"))) == pictures.index("dog/2020/c.png")
+
+
 def test_a_missing_split_is_named(tmp_path: Path) -> None:
     write_folder(tmp_path, ["train/a/0.png"])
     with pytest.raises(DataError, match="has no folder val or validation, only train"):
@@ -86,7 +106,7 @@ def test_a_missing_split_is_named(tmp_path: Path) -> None:
 
 
 def test_a_class_folder_may_be_called_train(tmp_path: Path) -> None:
-    write_folder(tmp_path, ["car/0.png", "train/1.png"])
+    write_folder(tmp_path, ["car/0.png", "train/1.png", "train/.ipynb_checkpoints/1-checkpoint.png"])
     assert open_dataset(str(tmp_path), "validation", classes=2).class_names == ("car", "train")
 
 

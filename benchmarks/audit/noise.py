@@ -21,6 +21,25 @@ SMALL = 1e-3  # share of an update's length from which on something was added to
 
 
 @dataclass(frozen=True)
+class Repeats:
+    """Two answers of one client to the same message."""
+
+    is_alike: bool  # whether they began with the same weights, batches and draws
+    deviation: float  # standard deviation of the noise in one number of one answer
+    share: float  # of the length of an answer's update that is noise
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the answers differ by more than rounding."""
+        return self.share > SMALL
+
+    @property
+    def drowns(self) -> bool:
+        """Tell whether fresh noise is all but all of what a client says."""
+        return self.is_alike and self.share >= DROWNED
+
+
+@dataclass(frozen=True)
 class Change:
     """An update as it left, beside what was trained: a multiple of it, and something added."""
 
@@ -45,24 +64,19 @@ class Change:
         """Tell whether the update is longer or shorter than it was trained, by more than noise explains."""
         return abs(self.factor - 1) > SMALL + 3 * self.deviation / self.length
 
+    def departure(self, repeats: Repeats | None) -> str | None:
+        """Explain that other weights were mixed in, where what was added is no noise; None if it may be noise.
 
-@dataclass(frozen=True)
-class Repeats:
-    """Two answers of one client to the same message."""
-
-    is_alike: bool  # whether they began with the same weights, batches and draws
-    deviation: float  # standard deviation of the noise in one number of one answer
-    share: float  # of the length of an answer's update that is noise
-
-    @property
-    def is_noisy(self) -> bool:
-        """Whether the answers differ by more than rounding."""
-        return self.share > SMALL
-
-    @property
-    def drowns(self) -> bool:
-        """Tell whether fresh noise is all but all of what a client says."""
-        return self.is_alike and self.share >= DROWNED
+        Args:
+            repeats: Two answers to one message, which show whether noise is drawn.
+        """
+        if not self.is_noisy or repeats is None or not repeats.is_alike or repeats.is_noisy:
+            return None
+        return (
+            "the update is no gradient of this round: what left is what was trained and something besides, "
+            f"{self.added / self.length:.2g} times as long and the same in every repeat, as an average with earlier "
+            "weights or a change from another base is"
+        )
 
 
 def measure_change(answer: Answer, folder: Path) -> Change | None:

@@ -64,11 +64,17 @@ def recipe(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name in ("momentum", "weight_decay"):
         if values[name]:
             yield name.replace("_", " "), f"{values[name]:g}"
+    if len(values["groups"]) > 1:
+        yield "groups of parameters, each with rates and decay of its own", str(len(values["groups"]))
     yield "steps of a client in a round", str(values["steps"])
+    if values["passes"] > 1:
+        yield "passes over its examples", f"{values['passes']:g}"
     yield "batches", ", ".join(f"{count} of {size}" for size, count in values["batch_sizes"].items())
     if values["loss"]:
         smoothing = values["loss"]["label_smoothing"]
         yield "loss", values["loss"]["name"] + (f", label smoothing {smoothing:g}" if smoothing else "")
+    if values["range"] and tuple(values["range"]) != (0.0, 1.0):
+        yield "pictures are taken in their own range", f"{values['range'][0]:g} to {values['range'][1]:g}"
     if values["normalisation"]:
         mean, std = (", ".join(f"{value:g}" for value in values["normalisation"][key]) for key in ("mean", "std"))
         yield "pictures enter the network", f"less {mean}, divided by {std}"

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as transforms
@@ -18,7 +18,6 @@ from fedmjp.files import require_regular
 
 # ImageNet evaluation: the shorter side is resized to size / 0.875, then the centre is cropped.
 CROP_SHARE = 0.875
-SIXTEEN_BITS = 65_535
 # Others of Pillow's formats start programs (EPS) or are no photographs.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "AVIF", "PPM", "TIFF")
 MOST_PIXELS = 2**27  # more than any camera's; 400 MB when decoded
@@ -116,8 +115,10 @@ def to_rgb(photograph: Image.Image) -> Image.Image:
     """
     if photograph.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         photograph = ImageOps.exif_transpose(photograph)
-    if photograph.mode.startswith("I;16"):
-        grey = np.asarray(photograph, dtype=np.float64) / SIXTEEN_BITS
+    if photograph.mode.startswith("I;16") or (photograph.mode, photograph.format) == ("I", "PPM"):
+        # Pillow scales deep PGM files to 16 bits whatever their maximum, but leaves TIFF files of 12 bits as they are.
+        bits = getattr(photograph, "tag_v2", {}).get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0]
+        grey = np.asarray(photograph, dtype=np.float64) / (2**bits - 1)
         return Image.fromarray((grey * 255).round().astype(np.uint8)).convert("RGB")
     if photograph.mode in ("I", "F"):
         raise ValueError(f"mode {photograph.mode!r} has no fixed range; save it with 8 or 16 bits")

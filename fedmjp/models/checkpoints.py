@@ -20,7 +20,7 @@ from fedmjp.models.layouts import INDEX_EMBEDDING, LOCALISATION, Layout, in_our_
 
 TORCH_FILES = (".pth", ".pt", ".bin", ".tar")  # the last as of MoCo's and torch's examples: .pth.tar
 NESTED_UNDER = ("model", "state_dict")
-INTEGERS = (".num_batches_tracked", ".relative_position_index")  # what may be no floating point number
+INTEGERS = (".num_batches_tracked", ".relative_position_index", "n_averaged")  # may be no floating point numbers
 RELATIVE_POSITIONS = "relative_position_bias_table"
 LISTED = 10
 
@@ -43,7 +43,8 @@ def load_checkpoint(model: Classifier, checkpoint: Checkpoint, *, ignored: Colle
 
     Files are safetensors or torch's own, which are read without running pickled code. They hold a
     state dict, or one under ``model`` or ``state_dict`` beside the state of the training. Names may
-    begin with ``module.`` or ``backbone.``. The layouts are timm's (also DeiT's), with a
+    have the marks of torch's wrappers (``module.``, ``_orig_mod.`` and the like), or begin with ``backbone.`` or with
+    the name that a training framework gave to the network. The layouts are timm's (also DeiT's), with a
     ``pos_embed`` of (1, tokens, dim); fedmjp's own, with ``unknown_embedding`` besides for MJP; that
     of the official MJP code, whose ``pos_embed.weight`` (tokens + 1, dim), or ``absolute_pos_embed.weight``
     in Swin, has the unknown embedding as its last row; and that of the original Swin code. A localisation
