@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Generic, cast, get_args, overload
 
@@ -366,15 +366,16 @@ def _shapes(model: Entrance) -> dict[str, torch.Size]:
     return shapes
 
 
+@dataclass(eq=False)
 class _Generators(Sequence[torch.Generator]):
     """Generators of several uploads, each seeded at its first use: to digest an upload takes as long as to solve it."""
 
-    def __init__(self, make: Callable[[Upload], torch.Generator], uploads: Sequence[Upload]) -> None:
-        self._make, self._uploads = make, uploads
-        self._seeded: dict[int, torch.Generator] = {}
+    make: Callable[[Upload], torch.Generator]
+    uploads: Sequence[Upload]
+    seeded: dict[int, torch.Generator] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self._uploads)
+        return len(self.uploads)
 
     @overload
     def __getitem__(self, index: int) -> torch.Generator: ...
@@ -384,9 +385,9 @@ class _Generators(Sequence[torch.Generator]):
         places = range(len(self))[index]
         if isinstance(places, range):
             return [self[place] for place in places]
-        if places not in self._seeded:
-            self._seeded[places] = self._make(self._uploads[places])
-        return self._seeded[places]
+        if places not in self.seeded:
+            self.seeded[places] = self.make(self.uploads[places])
+        return self.seeded[places]
 
 
 def _misfit(upload: Upload, threat: ThreatModel, read: Sequence[str], shapes: Mapping[str, torch.Size]) -> str | None:

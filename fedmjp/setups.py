@@ -115,9 +115,9 @@ class FederationSetup(Defended):
     @property
     def threat(self) -> ThreatModel:
         """Return what the server sees of this scenario, and knows."""
-        step = {name: getattr(self.step, name) for name in ClientStep.model_fields}
-        defences = self.pipeline.of_stage("examples", "update", "aggregate").configs
-        return ThreatModel(defences=defences, server=self.server, labels_known=self.labels_known, **step)
+        stated = {**dict(self.step), **dict(self)}
+        known = {name: stated[name] for name in ThreatModel.model_fields if name in stated}
+        return ThreatModel(**{**known, "defences": self.pipeline.of_stage("examples", "update", "aggregate").configs})
 
     def participants(self, server_round: int) -> list[int]:
         """Draw the clients of a round from the seed, in order; groups that are summed stay whole.
@@ -196,11 +196,6 @@ class BatchSetup(FederationSetup, ClientStep):
     def step(self) -> ClientStep:
         """Return what a client computes behind one upload: these fields themselves."""
         return self
-
-    @property
-    def threat(self) -> ThreatModel:
-        """Return what the server sees of this scenario, and knows."""
-        return super().threat.model_copy(update={"uploads_per_picture": self.uploads_per_picture})
 
     @property
     def batches_per_client(self) -> int:

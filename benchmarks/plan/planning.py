@@ -40,11 +40,22 @@ def plan(experiments: Sequence[Experiment], batches: Sequence[Batches], *, uploa
     cells: dict[Cell, Cell] = {}
     keys: set[str] = set()
     parts: list[PlanPart] = []
-    code = provenance.code_digest()  # once: files may change while a long plan is made
+    code, versions = provenance.code_digest(), provenance.versions()  # once: files may change while a long plan is made
     for experiment, experiment_batches in zip(experiments, batches, strict=True):
-        shared = {**_shared(experiment), "uploads": uploads, "code": code}
+        scenario = experiment.scenario
+        shared = {
+            # Weights for LPIPS that arrive later make new trials, not stale ones.
+            "metrics": [name for name in experiment.metrics if metric(name).missing() is None],
+            "seed": scenario.seed,
+            # Once the weights move, who takes part and in which order matters too.
+            "federation": scenario.digest() if scenario.server_learning_rate else None,
+            "device": scenario.device,
+            "versions": {name: versions[name] for name in DECISIVE},
+            "uploads": uploads,
+            "code": code,
+        }
         targets = [
-            (batch, [batch[place] for place in experiment.scenario.wanted([entry.label for entry in batch])])
+            (batch, [batch[place] for place in scenario.wanted([entry.label for entry in batch])])
             for batch in experiment_batches
         ]
         trials: list[PlannedTrial] = []
@@ -153,20 +164,6 @@ def _trials(
 def _code(module: str) -> str:
     """Digest another package's attack or defence; ours are in the digest of our own code."""
     return "" if module.partition(".")[0] == "fedmjp" else provenance.package_digest(module)
-
-
-def _shared(experiment: Experiment) -> dict[str, Any]:
-    """Collect what determines every trial of the experiment alike."""
-    scenario, versions = experiment.scenario, provenance.versions()
-    return {
-        # Weights for LPIPS that arrive later make new trials, not stale ones.
-        "metrics": [name for name in experiment.metrics if metric(name).missing() is None],
-        "seed": scenario.seed,
-        # Once the weights move, who takes part and in which order matters too.
-        "federation": scenario.digest() if scenario.server_learning_rate else None,
-        "device": scenario.device,
-        "versions": {name: versions[name] for name in DECISIVE},
-    }
 
 
 def _stem(

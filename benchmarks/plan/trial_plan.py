@@ -97,14 +97,21 @@ class Cell:
         """Return the label of the defences."""
         return self.pipeline.label
 
-    @property
-    def folder(self) -> str:
-        """Name the folder of its reconstructions; settings b and c share uploads, so they share it."""
+    def files(self, stem: str) -> dict[str, str]:
+        """Name the files of a trial: its ``clean`` and ``shuffled`` picture and its ``reconstruction``.
+
+        Reconstructions have a folder of the cell; settings b and c share uploads, so they share it.
+
+        Args:
+            stem: Of the trial.
+        """
         # Options of attacks and defences hold anything, hence the digest.
         configured = [self.attack, *(config.text for config in self.defences)]
         digest = hashlib.sha256(json.dumps(configured).encode()).hexdigest()[:8]
         names = "+".join(config.name for config in self.defences) or NONE
-        return f"{self.model}-{names}-{self.attack.split()[0]}-{digest}-{self.setting.gradient_of}"
+        folder = f"{self.model}-{names}-{self.attack.split()[0]}-{digest}-{self.setting.gradient_of}"
+        private = {str(version): f"{stem}-{version}.png" for version in Picture}
+        return {**private, "reconstruction": f"{folder}/{stem}.png"}
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -143,8 +150,8 @@ class PlannedTrial:
 
     @property
     def files(self) -> dict[str, str]:
-        """Return its files in the folder of pictures, as ``files_in`` names them."""
-        return files_in(self.cell.folder, self.stem)
+        """Return its files in the folder of pictures, as ``Cell.files`` names them."""
+        return self.cell.files(self.stem)
 
 
 @dataclass(frozen=True)
@@ -191,12 +198,12 @@ class TrialPlan:
         return pd.DataFrame(rows, columns=list(COLUMNS))
 
     def files_of(self, trial: Mapping[Any, Any]) -> dict[str, str]:
-        """Name the files of a row of ``trials`` in the folder of pictures, as ``files_in`` does.
+        """Name the files of a row of ``trials`` in the folder of pictures, as ``Cell.files`` does.
 
         Args:
             trial: The row.
         """
-        return files_in(self._folders[trial["cell"]], trial["stem"])
+        return self.cells[trial["cell"]].files(trial["stem"])
 
     @cached_property
     def uploads(self) -> npt.NDArray[np.int64]:
@@ -208,10 +215,6 @@ class TrialPlan:
         ranks = self.trials.groupby(["cell", "seed"]).cumcount().to_numpy(dtype=np.int64)
         numbers: npt.NDArray[np.int64] = ranks // behind[self.trials["cell"].to_numpy(dtype=np.int64)]
         return numbers
-
-    @cached_property
-    def _folders(self) -> list[str]:
-        return [cell.folder for cell in self.cells]
 
     def save(self, folder: Path) -> None:
         """Write the plan into a folder of results.
@@ -282,14 +285,3 @@ def cells_from_json(values: Sequence[Mapping[str, Any]]) -> tuple[Cell, ...]:
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def files_in(folder: str, stem: str) -> dict[str, str]:
-    """Name the files of a trial: its ``clean`` and ``shuffled`` picture and its ``reconstruction``.
-
-    Args:
-        folder: Of the cell's reconstructions.
-        stem: Of the trial.
-    """
-    private = {str(version): f"{stem}-{version}.png" for version in Picture}
-    return {**private, "reconstruction": f"{folder}/{stem}.png"}

@@ -111,7 +111,7 @@ class Engine:
             yield StackResults(
                 [self._failed(trial, reasons[trial.batch]) for trial in trials if trial.batch in reasons]
             )
-        for attack in dict.fromkeys(trial.attack for trial in trials):
+        for attack in {trial.cell.attack: trial.attack for trial in trials}.values():
             by_batch = _by_batch(trial for trial in trials if trial.attack == attack and trial.batch in recorded)
             for stack in _in_chunks(list(by_batch), ATTACKS.get(attack.name).stack):
                 outcomes = self._reconstruct_each(attack, {batch: recorded[batch] for batch in stack})

@@ -93,7 +93,10 @@ class DirectUploads(UploadSource):
             if number not in memory.outcomes:
                 tensors = of_others if number > first else read
                 memory.outcomes[number] = self._numbered(model, batches, tensors, number, memory)
-        exchanges = {batch: _join_uploads([memory.outcomes[number][batch] for number in numbers]) for batch in batches}
+        exchanges = memory.outcomes[first]
+        if len(numbers) > 1:
+            several = {batch: [memory.outcomes[number][batch] for number in numbers] for batch in batches}
+            exchanges = {batch: _join_uploads(outcomes) for batch, outcomes in several.items()}
         computed = [outcome for outcome in exchanges.values() if isinstance(outcome, Exchange) and outcome.changed]
         self._sent.update((exchange.upload.weights, exchange.changed[0]) for exchange in computed)
         return exchanges
