@@ -115,7 +115,7 @@ class FederationSetup(Defended):
     @property
     def threat(self) -> ThreatModel:
         """Return what the server sees of this scenario, and knows."""
-        stated = {**dict(self.step), **dict(self)}
+        stated = {**vars(self.step), **vars(self)}
         known = {name: stated[name] for name in ThreatModel.model_fields if name in stated}
         return ThreatModel(**{**known, "defences": self.pipeline.of_stage("examples", "update", "aggregate").configs})
 

@@ -203,7 +203,8 @@ class TrialPlan:
         Args:
             trial: The row.
         """
-        return self.cells[trial["cell"]].files(trial["stem"])
+        cell: Cell = self.cells[trial["cell"]]
+        return cell.files(trial["stem"])
 
     @cached_property
     def uploads(self) -> npt.NDArray[np.int64]:
