@@ -9,7 +9,7 @@ from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source
 from fedmjp.errors import BadInputError
 from fedmjp.metrics.gallery import Gallery
-from fedmjp.metrics.scoring import score_features, score_pictures
+from fedmjp.metrics.scoring import score_features, score_pictures, score_seen
 from fedmjp.models.adopt import Adopted
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
@@ -63,10 +63,13 @@ def attack(
 
     Raises:
         UnknownNameError: If there is no such attack.
-        AttackNotApplicableError: If the attack cannot exploit such uploads.
+        AttackNotApplicableError: If the attack cannot exploit such uploads; an adopted model's, if it is not of one
+            picture and does not say so, or of one that was normalised otherwise.
         BadInputError: If the upload was computed from other weights than the model has.
     """
-    from fedmjp.attacks.adversary import Adversary  # noqa: PLC0415 (what is shared does not import who attacks)
+    from fedmjp.attacks import ATTACKS  # noqa: PLC0415 (what is shared does not import who attacks)
+    from fedmjp.attacks.adversary import Adversary  # noqa: PLC0415
+    from fedmjp.attacks.recover import fit_entrance  # noqa: PLC0415
 
     if isinstance(against, Scenario):
         attacked_model: Any = build_vit(against.network).to(against.device) if model is None else model
@@ -74,8 +77,9 @@ def attack(
         require_weights(upload, weights_digest(attacked_model.state_dict()))
     else:
         update: Any = upload.kind if upload.kind in ATTACKED else "gradient"  # then the attack refuses the upload
-        attacked_model, view = against, threat or ThreatModel(update=update, batch_size=upload.num_examples)
+        view = threat or ThreatModel(update=update, batch_size=upload.num_examples)
         require_weights(upload, against.weights)
+        attacked_model, _ = fit_entrance(ATTACKS.get(name)(options or {}), upload, against, view)
     adversary = Adversary(attacked_model, view, seed)
     return adversary.reconstruct(name, [upload], options or {}, on_progress=lambda _done, _total, _loss: None)[0]
 
@@ -101,7 +105,8 @@ def score(
         gallery: Other pictures, from which features have to tell the private ones.
 
     Returns:
-        Name to a value per private picture, in their order.
+        Name to a value per private picture, in their order. Where the upload holds nothing of some patches, as of
+        dropped tokens, ``psnr_seen`` is the PSNR of the others.
 
     Raises:
         BadInputError: If there is no such setting, or features come without the model.
@@ -118,4 +123,5 @@ def score(
         values = score_features(result, private, compared, features)
     else:
         values = score_pictures(result, private, compared, metrics=metrics, protocol="float")
+        values |= score_seen(result, private, compared)
     return {name: value for name, value in values.items() if value is not None}
