@@ -137,6 +137,12 @@ def fit_entrance(
     if refusal or count_patches(model) > len(right):
         return model, [refusal] if refusal else []
     notes = []
+    outside = _unexplained(tokens, right)[0] if threat.pictures == 1 else math.inf
+    if PRECISE < outside < math.inf:
+        notes.append(
+            f"one picture leaves {outside:.2%} of the patch embedding's gradient unexplained, as half precision, TF32 "
+            "or a small difference of weights do, but a picture of another size than the module's too"
+        )
     if hidden := int(tokens.mask.sum()):
         notes.append(
             f"{hidden} of {len(tokens.mask)} patches have no gradient, as of dropped tokens: nothing shows them"
@@ -150,9 +156,8 @@ def fit_entrance(
             )
         model = replace(model, pixels=pixels)
     mean, std = (values.flatten().tolist() for values in (model.mean, model.std))
-    rough = threat.pictures > 1 or _unexplained(tokens, right)[0] > PRECISE
     try:
-        fitting = likely_range(patches[~tokens.mask], mean, std, rough=rough)
+        fitting = likely_range(patches[~tokens.mask], mean, std, rough=outside > PRECISE)
     except BadInputError as error:
         raise AttackNotApplicableError(f"{attack.name}: {error}") from None
     if fitting != (mean, std):

@@ -1,5 +1,6 @@
 """What `import fedmjp` offers: a benchmark in a few lines of Python."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,6 +62,9 @@ def attack(
         threat: What the server knows; None takes the scenario's, or a plain gradient of the upload's pictures.
         seed: Of what the attack draws.
 
+    Of an adopted model's upload, a warning says what it shows besides: patches without a gradient, another height and
+    width or range of values than the model's, or how much of it is left unexplained.
+
     Raises:
         UnknownNameError: If there is no such attack.
         AttackNotApplicableError: If the attack cannot exploit such uploads; an adopted model's, if it is not of one
@@ -79,7 +83,9 @@ def attack(
         update: Any = upload.kind if upload.kind in ATTACKED else "gradient"  # then the attack refuses the upload
         view = threat or ThreatModel(update=update, batch_size=upload.num_examples)
         require_weights(upload, against.weights)
-        attacked_model, _ = fit_entrance(ATTACKS.get(name)(options or {}), upload, against, view)
+        attacked_model, notes = fit_entrance(ATTACKS.get(name)(options or {}), upload, against, view)
+        for note in notes:
+            warnings.warn(f"{name}: {note}", stacklevel=2)
     adversary = Adversary(attacked_model, view, seed)
     return adversary.reconstruct(name, [upload], options or {}, on_progress=lambda _done, _total, _loss: None)[0]
 

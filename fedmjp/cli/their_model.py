@@ -1,5 +1,6 @@
 """`fedmjp attack --module package:factory --gradient FILE`: a user's own model, and a gradient of it."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -77,9 +78,10 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
     if private is not None:
         adopted = replace(adopted, pixels=(private.shape[1], private.shape[2]), pixels_known=True)
     adopted, notes = fit_entrance(module_attack, upload, adopted, threat)
-    reconstruction: Any = attack(
-        module_attack.name, upload, adopted, options=attack_options, threat=threat, seed=options["seed"]
-    )
+    with warnings.catch_warnings(action="ignore"):  # the notes say the same
+        reconstruction: Any = attack(
+            module_attack.name, upload, adopted, options=attack_options, threat=threat, seed=options["seed"]
+        )
     notes += filter(None, [module_attack.caveat(adopted, threat)])
     folder = Path(options["output"])
     claim_folder(folder)
