@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedmjp.attacks import ATTACKS
-from fedmjp.attacks.base import Progress
+from fedmjp.attacks.base import Progress, undecayed
 from fedmjp.attacks.stages import TENSORS, Stage, reassembled, unstaged
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models.classifier import VitClassifier
@@ -62,14 +62,23 @@ class Adversary:
         if self.threat.server is not None:
             server = self.threat.server.build()
             read = {*method.tensors(self.model), *server.reads(self.model, self.threat), *(TENSORS if then else ())}
-            uploads = [server.isolate(_part(upload, read), self.model, self.threat) for upload in uploads]
+            parts = [undecayed(_part(upload, read), self.model, self.threat) for upload in uploads]
+            uploads = [server.isolate(part, self.model, self.threat) for part in parts]
+            if threat.local_optimiser == "sgd":
+                threat = threat.model_copy(update={"local_weight_decay": 0.0})
         disclosures = method.run(uploads, self.model, threat, generator=generator)
         if then is None:
             return disclosures
         if refusal := unstaged(method, then):
             raise AttackNotApplicableError(f"{attack}: {refusal}")
         return [  # a generator for each: a result does not depend on its neighbours
-            reassembled(reconstruction, upload, self.model, threat, torch_generator(self.seed, "stage", then))
+            reassembled(
+                reconstruction,
+                undecayed(upload, self.model, threat),
+                self.model,
+                threat,
+                torch_generator(self.seed, "stage", then),
+            )
             for reconstruction, upload in zip(disclosures, uploads, strict=True)
             if isinstance(reconstruction, Reconstruction)
         ]

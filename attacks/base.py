@@ -25,8 +25,11 @@ from fedmjp.patches import from_patches
 from fedmjp.records import ATTACKED, Disclosure, Features, Reconstruction, Upload, weights_digest
 from fedmjp.seeds import torch_generator
 from fedmjp.settings import Reveals, Role
+from fedmjp.tensors import without_decay
 from fedmjp.threat import ThreatModel
 
+# Marks of defences behind which weight decay is still what it was in a delta.
+UNSCALED: frozenset[Mark] = frozenset({"shuffled", "masked", "withheld", "noisy", "rounded", "summed"})
 Progress = Callable[[int, int, float], None]  # called with finished steps, all steps, loss
 # The model that an attack needs: the network, or its two embeddings alone.
 Model = TypeVar("Model", bound=Entrance, contravariant=True, default=VitClassifier)  # noqa: PLC0105 (in every signature)
@@ -216,6 +219,7 @@ class Attack(ABC, Generic[Model, Made]):
         if self._reads_adamw(threat):
             declared = [gradient_behind(upload, network, threat, signs=self.reads_signs) for upload in declared]
             threat = as_gradient(threat)
+        declared = [undecayed(upload, network, threat) for upload in declared]
         generators = _Generators(partial(self._generator_for, model=network, generator=generator), declared)
         with computing("float32", network.mean.device):
             try:
@@ -236,7 +240,7 @@ class Attack(ABC, Generic[Model, Made]):
         """
         if threat.clients > 1 and not self.takes_sums:
             return f"needs each client's own update, not the sum over {threat.clients} clients"
-        if self.role != "floor" and (reason := adamw_refusal(threat)):
+        if self.role != "floor" and (reason := adamw_refusal(threat) or _decay_refusal(threat)):
             return reason
         if self.role == "bound" and threat.local_optimiser == "adamw":
             return "is given gradients at the tokens beside a gradient, not beside a step of AdamW"
@@ -244,6 +248,8 @@ class Attack(ABC, Generic[Model, Made]):
             threat = as_gradient(threat)
         if threat.mixup and self.optimises:
             return "computes gradients of candidates with whole labels, not of pictures that are mixed in pairs"
+        if self.optimises and threat.local_weight_decay and threat.local_steps > 1:
+            return f"computes {threat.local_steps} steps of candidates without weight decay"
         if not self.any_steps and (threat.local_momentum or threat.local_batch_size):
             return "knows plain SGD steps on the whole batch, not momentum or steps on parts of it"
         return self.requirement(model, threat) or self._withheld(model, threat)
@@ -334,6 +340,33 @@ class Attack(ABC, Generic[Model, Made]):
             if shape != expected:
                 return f"upload tensor {name!r} has shape {shape}, the model's has {expected}"
         return None
+
+
+def undecayed(upload: Upload, model: Entrance, threat: ThreatModel) -> Upload:
+    """Take off a delta of SGD the weight decay, which the server set itself: sums of gradients are left.
+
+    Args:
+        upload: A client's tensors, by the names of the model.
+        model: With the weights that the server had sent.
+        threat: States the recipe.
+    """
+    if not threat.local_weight_decay or threat.local_optimiser != "sgd":
+        return upload
+    kept, known = threat.unrolled.kept, dict(model.named_parameters())
+    tensors = {
+        name: without_decay(tensor, known[name], kept) if name in known else tensor
+        for name, tensor in upload.tensors.items()
+    }
+    same = (sibling for sibling in upload.others if sibling.weights == upload.weights)
+    return replace(upload, tensors=tensors, others=tuple(undecayed(sibling, model, threat) for sibling in same))
+
+
+def _decay_refusal(threat: ThreatModel) -> str | None:
+    """Say why weight decay cannot be taken off what a defence made of a delta."""
+    if not threat.local_weight_decay or threat.local_optimiser != "sgd":
+        return None
+    changed = [defence.name for defence in threat.pipeline.defences if not defence.marks <= UNSCALED]
+    return f"takes weight decay off whole deltas, which {changed[0]} scales or cuts" if changed else None
 
 
 def _shapes(model: Entrance) -> dict[str, torch.Size]:

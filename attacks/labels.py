@@ -14,6 +14,7 @@ from fedmjp.records import Features, Upload
 from fedmjp.threat import ThreatModel
 
 CERTAIN = 0.05  # of the step 1 / B that one label makes; what is nearer to zero may be noise
+PLAIN = (0.55, 1.5)  # factors on the loss that unsure predictions alone may seem to show
 
 
 def labels_of(upload: Upload, model: Entrance, threat: ThreatModel) -> tuple[int, ...]:
@@ -27,7 +28,8 @@ def labels_of(upload: Upload, model: Entrance, threat: ThreatModel) -> tuple[int
     the predictions are far from certain: a repeated label hides where its p_c comes near n_c / B.
     Label smoothing s, which the threat model states, gives s / K to all K classes and leaves 1 - s of
     a label: that is undone first, and one picture's is certain while its prediction is less sure than 1 - s.
-    A delta of several SGD steps is read as the mean of their gradients.
+    A delta of several SGD steps is read as the mean of their gradients. A factor on the loss (clipping, accumulation,
+    a sum in place of a mean) is estimated where it is far from 1, see ``_factor``.
 
     Args:
         upload: With its labels, or the gradient of the head's bias.
@@ -47,8 +49,8 @@ def labels_of(upload: Upload, model: Entrance, threat: ThreatModel) -> tuple[int
     if bias not in upload.tensors:
         raise AttackNotApplicableError(f"labels are unknown and the upload has no tensor {bias!r} to recover them from")
     smoothing = threat.label_smoothing
-    remainder = mean_gradient(upload, bias, model, threat)
-    remainder = remainder + smoothing / len(remainder)
+    gradient = mean_gradient(upload, bias, model, threat)
+    remainder = gradient / _factor(gradient, pictures, smoothing) + smoothing / len(gradient)
     share = (1 - smoothing) / pictures  # what a label takes
     negative = (remainder < -CERTAIN * share).nonzero().flatten()
     labels: list[int] = negative[remainder[negative].argsort()][:pictures].tolist()  # these are certain
@@ -57,6 +59,20 @@ def labels_of(upload: Upload, model: Entrance, threat: ThreatModel) -> tuple[int
         labels.append(int(torch.argmin(remainder)))
         remainder[labels[-1]] += share
     return tuple(sorted(labels))
+
+
+def _factor(gradient: Tensor, pictures: int, smoothing: float) -> float:
+    """Estimate the factor on the loss behind the gradient (classes,) of the head's bias; 1 where it may be that.
+
+    Classes without a label show their mean probability p, and it is about the same for those with one: there p - g_c is
+    n_c / B, and adds up to the factor. Predictions that are confident and right look like a small factor, and counts
+    come out right for both. Fewer classes than pictures leave too few without a label.
+    """
+    negative = gradient < -CERTAIN * gradient.abs().max()
+    if len(gradient) < pictures or bool(negative.all()) or not bool(negative.any()):
+        return 1.0
+    shown = float((gradient[~negative].mean() - gradient[negative]).sum()) / (1 - smoothing)
+    return 1.0 if PLAIN[0] <= shown <= PLAIN[1] else shown
 
 
 def mean_gradient(upload: Upload, name: str, model: Entrance, threat: ThreatModel) -> Tensor:

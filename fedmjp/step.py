@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
 from fedmjp.arithmetic import Arithmetic
 from fedmjp.config import Config, LocalOptimiser, UpdateKind
+
+
+class SgdRule(NamedTuple):
+    """Settings of one step of SGD, as torch.optim.SGD takes them."""
+
+    rate: float
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+
+class UnrolledSgd(NamedTuple):
+    """Weights after steps of SGD, as a multiple of the first weights less a weighted sum of the steps' gradients."""
+
+    kept: float  # factor of the first weights: below 1 with weight decay
+    shares: tuple[float, ...]  # factor of each step's gradient
+
+
+def unroll_sgd(rules: Sequence[SgdRule]) -> UnrolledSgd:
+    """Express SGD's last weights by its first weights and its gradients: all that it does is linear in these.
+
+    Args:
+        rules: Settings of each step, in order; the first step begins without momentum.
+    """
+    import numpy as np  # noqa: PLC0415 (commands that need no numbers start without it)
+
+    weights, velocity = np.eye(1, 1 + len(rules))[0], np.zeros(1 + len(rules))  # of the first weights, each gradient
+    for step, rule in enumerate(rules):
+        move = rule.weight_decay * weights
+        move[1 + step] += 1.0
+        velocity = rule.momentum * velocity + (1.0 - (rule.dampening if step else 0.0)) * move
+        weights = weights - rule.rate * (move + rule.momentum * velocity if rule.nesterov else velocity)
+    return UnrolledSgd(float(weights[0]), tuple((-weights[1:]).tolist()))
 
 
 def _is_unset(value: Any) -> bool:
@@ -29,7 +64,7 @@ class ClientStep(Config):
     local_optimiser: LocalOptimiser = Field(
         "sgd", exclude_if=_is_unset, description="of these steps; its state is new in every round"
     )
-    local_weight_decay: float = Field(0.0, ge=0.0, lt=1.0, exclude_if=_is_unset, description="of AdamW's steps")
+    local_weight_decay: float = Field(0.0, ge=0.0, lt=1.0, exclude_if=_is_unset, description="of these steps")
     label_smoothing: float = Field(0.0, ge=0.0, lt=1.0, description="of the loss, as torch's cross-entropy takes it")
     mixup: float = Field(
         0.0, ge=0.0, allow_inf_nan=False, exclude_if=_is_unset, description="alpha of the one share that mixes pairs"
@@ -44,6 +79,12 @@ class ClientStep(Config):
     arithmetic: Arithmetic = Field(
         "float32", exclude_if=_is_unset, description="of the clients' networks; tf32 on CUDA alone"
     )
+
+    @property
+    def unrolled(self) -> UnrolledSgd:
+        """Return what the steps of SGD leave of the first weights, and the shares of gradients in learning rates."""
+        decay = self.local_learning_rate * self.local_weight_decay
+        return unroll_sgd([SgdRule(1.0, self.local_momentum, weight_decay=decay)] * self.local_steps)
 
     def require_consistent(self) -> None:
         """Refuse values that contradict each other.
@@ -70,10 +111,8 @@ class ClientStep(Config):
     def _require_optimiser(self) -> None:
         """Refuse an optimiser that contradicts the options of its steps."""
         if self.local_optimiser == "sgd":
-            if self.local_weight_decay:
-                raise ValueError(
-                    f"local_weight_decay {self.local_weight_decay:g} is of AdamW's steps: set local_optimiser to adamw"
-                )
+            if self.local_weight_decay and self.update == "gradient":
+                raise ValueError("local_weight_decay is of local steps: set update to delta")
             return
         if self.update == "gradient":
             raise ValueError("local_optimiser adamw is of local steps: set update to delta")

@@ -55,6 +55,19 @@ def are_weights(reply: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> bool
     return length > 0 and moved <= FARTHEST**2 * length
 
 
+def without_decay(delta: Tensor, sent: Tensor, kept: float) -> Tensor:
+    """Take off a weight delta what weight decay alone did; a tensor that did not move at all was not trained.
+
+    Args:
+        delta: Change of the weights.
+        sent: Weights that the server had sent, of the same shape.
+        kept: Share of them that the client's steps kept.
+    """
+    if kept == 1 or not bool(delta.any()):
+        return delta
+    return (delta.double() + (1 - kept) * sent.detach().to(delta.device).double()).to(delta.dtype)
+
+
 def average_updates(updates: Sequence[Mapping[str, Tensor]], examples: Sequence[float] = ()) -> dict[str, Tensor]:
     """Average updates over clients, in their order, weighted by their pictures where these differ; counts are rounded.
 

@@ -263,8 +263,7 @@ class ThreatModel(ClientStep):
 
         Where each step is on some of the pictures, count the gradients of a mean over the steps.
         """
-        shares = (self.local_momentum**later for step in range(self.local_steps) for later in range(step + 1))
-        return sum(shares)
+        return sum(self.unrolled.shares)
 
     @property
     def undefended(self) -> ThreatModel:

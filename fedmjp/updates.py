@@ -41,6 +41,8 @@ def _update(gradients: "_Gradients", model: VitClassifier, threat: ThreatModel) 
     weights, velocity = initial, dict[str, Tensor]()
     for step in range(threat.local_steps):
         step_gradient = gradients.at(weights, step)
+        if threat.local_weight_decay:
+            step_gradient = {n: g + threat.local_weight_decay * weights[n] for n, g in step_gradient.items()}
         if threat.local_momentum and velocity:
             step_gradient = {name: threat.local_momentum * velocity[name] + g for name, g in step_gradient.items()}
         velocity = step_gradient

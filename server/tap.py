@@ -89,10 +89,6 @@ class UploadTap:
         self.record_replies(replies)
         return replies
 
-    def unanswered(self) -> list[str]:
-        """Write a line per training message that no client has answered."""
-        return [f"round {sent.server_round}: a client did not answer" for sent in self._sent.values()]
-
     def record_sent(self, messages: Iterable[Message]) -> None:
         """Keep the weights of a round's training messages.
 

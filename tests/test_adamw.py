@@ -244,7 +244,7 @@ def test_a_bound_is_of_gradients_alone() -> None:
     [
         ({"update": "gradient"}, "local_optimiser adamw is of local steps: set update to delta"),
         ({"local_momentum": 0.9}, "local_momentum 0.9 is of SGD"),
-        ({"local_optimiser": "sgd"}, "local_weight_decay 0.05 is of AdamW's steps"),
+        ({"local_optimiser": "sgd", "update": "gradient"}, "local_weight_decay is of local steps"),
         ({"local_optimiser": "adam"}, "adamw"),
         ({"local_weight_decay": 1.0}, "local_weight_decay"),
     ],

@@ -177,6 +177,7 @@ def test_labels_of_a_network_that_is_no_transformer_are_read(examples: Private) 
 def test_nothing_is_said_to_be_safe_where_the_control_does_not_leak() -> None:
     report: dict[str, Any] = {
         "problem": None, "leaks": [], "recovered": [], "attacks": [], "cheating": [], "protections": [], "recipe": {},
+        "departures": [],
         "control": {"made": True, "rows": [], "leaks": ["labels"]},
     }  # fmt: skip
     assert "no evidence of protection" in verdict(report)[0]
@@ -196,24 +197,33 @@ def test_the_control_of_an_apps_network_gives_its_picture_back() -> None:
     assert made["patch_embedding"]["psnr_worst_case"] > 60
 
 
+def recipe_of(optimiser: str, steps: int, **rule: float) -> dict[str, Any]:
+    """Write down the recipe of a client whose optimiser has one parameter group."""
+    settings = {"lr": 0.05, "momentum": 0.0, "weight_decay": 0.0, "eps": 1e-8, **rule}
+    group = {"optimiser": optimiser, "is_known": True, "is_new": True, "names": [], "steps": [[steps, settings]]}
+    return {
+        "optimiser": optimiser, "steps": steps, "learning_rate": settings["lr"], "momentum": settings["momentum"],
+        "weight_decay": settings["weight_decay"], "epsilon": settings["eps"], "groups": [group],
+    }  # fmt: skip
+
+
 def test_steps_of_adam_leave_nothing_to_solve_but_a_single_one() -> None:
-    recipe = {"optimiser": "AdamW", "steps": 3}
-    assert "AdamW" in str(unreadable(recipe, "weights"))
-    assert unreadable(recipe, "gradient") is None
-    assert unreadable({"optimiser": "SGD", "steps": 3}, "weights") is None
-    assert unreadable(recipe | {"steps": 1, "epsilon": 1e-8}, "weights") is None
-    assert unreadable(recipe | {"steps": 1, "epsilon": 1e-6}, "weights") is not None
+    assert "AdamW" in str(unreadable(recipe_of("AdamW", 3), "weights"))
+    assert unreadable(recipe_of("AdamW", 3), "gradient") is None
+    assert unreadable(recipe_of("SGD", 3), "weights") is None
+    assert unreadable(recipe_of("AdamW", 1), "weights") is None
+    assert unreadable(recipe_of("Adam", 1), "weights") is None
+    assert unreadable(recipe_of("AdamW", 1, eps=1e-6), "weights") is not None
 
 
 def test_servers_that_cheat_are_played_on_the_apps_network() -> None:
     network = take_in(torchvision_vit(), {}, mean=MEAN, std=STD, side=SIDE)
-    recipe = {"optimiser": "SGD", "steps": 1, "learning_rate": 0.05}
-    played = {row["server"]: row for row in play_servers(network, recipe, "gradient")}
+    played = {row["server"]: row for row in play_servers(network, recipe_of("SGD", 1), "gradient")}
     assert played["class_fishing"]["leaks"]
     assert played["suppression"]["psnr"] > 60
-    refused = play_servers(network, {**recipe, "optimiser": "Adam"}, "weights")
+    refused = play_servers(network, recipe_of("Adam", 3), "weights")
     assert not any(row["played"] for row in refused)
-    stepped = {**recipe, "optimiser": "AdamW", "learning_rate": 1e-3, "weight_decay": 0.01, "epsilon": 1e-8}
+    stepped = recipe_of("AdamW", 1, lr=1e-3, weight_decay=0.01)
     read = {row["server"]: row for row in play_servers(network, stepped, "weights")}
     assert read["class_fishing"]["leaks"]
     assert not read["suppression"]["played"]

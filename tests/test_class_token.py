@@ -1,5 +1,6 @@
 """Last-block separation: features, labels and facts against the network's own; no certificate is wrong."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
+from torch.autograd import backward
 
 from fedmjp.attacks.class_token.attack import ClassToken
 from fedmjp.attacks.class_token.head import Head, HeadGradient
@@ -15,7 +17,7 @@ from fedmjp.exchange import Exchange
 from fedmjp.facade import bundled_pictures
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.records import Features
+from fedmjp.records import Features, Upload
 from fedmjp.scenario import Scenario
 from fedmjp.threat import ThreatModel
 from tests.conftest import small_model, small_scenario
@@ -153,19 +155,97 @@ def test_a_model_whose_head_reads_more_than_the_class_token_is_refused() -> None
     assert "needs a class token" in (ClassToken().refusal(model, ThreatModel()) or "")
 
 
-def solved(features: Tensor, labels: Tensor, head: Head, smoothing: float = 0.0) -> Separation:
+def clipped(model: VitClassifier, _images: Tensor, _labels: Tensor) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+def clipped_by_layer(model: VitClassifier, _images: Tensor, _labels: Tensor) -> None:
+    for layer in model.modules():
+        if parameters := list(layer.parameters(recurse=False)):
+            torch.nn.utils.clip_grad_norm_(parameters, 0.1)
+
+
+def accumulated(model: VitClassifier, images: Tensor, labels: Tensor) -> None:
+    model.zero_grad()
+    for start in range(0, len(images), 2):
+        backward(F.cross_entropy(model.logits(model.features(images[start : start + 2])), labels[start : start + 2]))
+
+
+def summed(model: VitClassifier, images: Tensor, labels: Tensor) -> None:
+    model.zero_grad()
+    backward(F.cross_entropy(model.logits(model.features(images)), labels, reduction="sum"))
+
+
+def scaled(model: VitClassifier, _images: Tensor, _labels: Tensor) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None if parameter.grad is None else parameter.grad * 65536
+
+
+def faster_head(model: VitClassifier, _images: Tensor, _labels: Tensor) -> None:
+    for parameter in model.backbone.head.parameters():
+        assert parameter.grad is not None
+        parameter.grad *= 10
+
+
+CHANGES = [clipped, clipped_by_layer, accumulated, summed, scaled, faster_head]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_factor_on_the_gradient_is_found(change: Callable[[VitClassifier, Tensor, Tensor], None]) -> None:
+    model = small_model()
+    images = torch.stack([picture.image for picture in PICTURES[::2]])
+    images, labels = (images - model.mean) / model.std, torch.tensor([3, 3, 1, 7])
+    features = model.features(images)
+    backward(F.cross_entropy(model.logits(features), labels))
+    head = model.backbone.head.weight
+    assert head.grad is not None
+    plain = head.grad.clone()
+    change(model, images, labels)
+    factor = float((head.grad * plain).sum() / plain.square().sum())
+    tensors = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+    upload = Upload(tensors, "gradient", len(images), 1, 0, "w")
+    (made,) = ClassToken().run([upload], model, ThreatModel(batch_size=len(images)), generator=torch.Generator())
+    assert made.diagnostics["factor"] == pytest.approx(factor, rel=1e-4)
+    assert made.diagnostics["certified_pictures"] == len(images)
+    assert made.features is not None
+    rows, errors = assigned(made.features, features.detach().double())
+    assert float(errors.max()) < EXACT
+    assert torch.equal(made.labels, labels[rows])
+
+
+def test_weights_of_classes_are_found_and_no_factor_where_there_is_none() -> None:
+    random = torch.Generator().manual_seed(0)
+    weight = torch.randn(20, 48, generator=random, dtype=torch.float64) / 10
+    head = Head(weight, weight[:, 0], torch.ones(48).double(), torch.zeros(48).double())
+    features = head.normed(torch.randn(6, 48, generator=random, dtype=torch.float64))
+    labels = torch.tensor([3, 3, 1, 7, 9, 12])
+    assert solved(features, labels, head).factors is None
+    weights = torch.rand(20, generator=random, dtype=torch.float64) + 0.5
+    made = solved(features, labels, head, weights=weights)
+    rows, errors = assigned(made.features, features)
+    assert float(errors.max()) < EXACT
+    assert torch.equal(made.labels, labels[rows])
+    assert made.factors is not None
+    expected = (weights[labels] / weights[labels].mean())[rows]
+    torch.testing.assert_close(made.factors, expected, rtol=1e-4, atol=0)
+
+
+def solved(
+    features: Tensor, labels: Tensor, head: Head, *, weights: Tensor | None = None, factor: float = 1.0
+) -> Separation:
     """What comes of the gradient of a head that read these features, by autograd, rounded as an upload is."""
     weight, bias = head.weight.clone().requires_grad_(), head.bias.clone().requires_grad_()
-    loss = F.cross_entropy(features @ weight.mT + bias, labels, label_smoothing=smoothing)
+    loss = factor * F.cross_entropy(features @ weight.mT + bias, labels, weights)
     gradients = (part.float().double() for part in torch.autograd.grad(loss, (weight, bias)))
     weight, bias = gradients
     noise = 2.0**-24 * torch.cat([weight, bias[:, None] * weight.shape[1] ** 0.5], 1).norm(dim=1)
-    gradient = HeadGradient(weight, bias, noise, len(labels), smoothing)
+    gradient = HeadGradient(weight, bias, noise, len(labels))
     return separate(head, gradient, None, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.parametrize("factor", [1.0, 0.1])
 @pytest.mark.parametrize("seed", range(12))
-def test_a_certificate_is_never_wrong(seed: int) -> None:
+def test_a_certificate_is_never_wrong(seed: int, factor: float) -> None:
     """Confident heads, doubled labels, nearly equal pictures: not all come apart, and what does not is not certain."""
     random = torch.Generator().manual_seed(seed)
     classes, dim, count = 12, 24, 4 + seed % 4
@@ -179,7 +259,7 @@ def test_a_certificate_is_never_wrong(seed: int) -> None:
     if seed % 4 == 3:  # two pictures that can hardly be told apart, of one class
         inner[1], labels[1] = inner[0] + 1e-5 * inner[1], labels[0]
     features = head.normed(inner)
-    made = solved(features, labels, head)
+    made = solved(features, labels, head, factor=factor)
     rows, errors = assigned(made.features, features)
     spread = (made.features - made.features.mean(0)).norm(dim=1)
     certain = (made.errors <= EXACT * spread) & (made.misfit <= 1e-6)

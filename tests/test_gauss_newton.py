@@ -268,4 +268,4 @@ def test_what_it_cannot_solve_is_refused_with_the_number(model: dict[str, object
 # With a mask, 64 patches leave a thousand unknowns open, which takes minutes: the first check would solve two.
 @pytest.mark.parametrize("check", CHECKS[1:], ids=lambda check: check.__name__)
 def test_conformance(check) -> None:
-    check(AttackTrial(GaussNewton(QUICK["gauss_newton"]), model="deit_tiny"))
+    check(AttackTrial(GaussNewton(QUICK["gauss_newton"]), model="deit_tiny", patch_size=16))

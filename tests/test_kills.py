@@ -29,7 +29,7 @@ from tests.processes import alive, title
 
 CONTEXT = get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.test_kills"])
-KILLS, KILLS_OF_TWO = 20, 3  # processes of a run that is not ours to preload take seconds to start
+KILLS, KILLS_OF_TWO = 20, 2  # processes of a run that is not ours to preload take seconds to start
 LONGEST = 0.6  # seconds of work before a kill
 FIRST = "the first trials are in the store"
 BYTES = 60_000  # that a file may have on the full disk

@@ -1,5 +1,7 @@
 """Labels from the head's bias gradient."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -39,6 +41,25 @@ def test_labels_of_batches_with_repeats_are_found_while_predictions_are_unsure(s
         upload = upload_of_logits(logits, labels, smoothing)
         stated = ThreatModel(batch_size=size, label_smoothing=smoothing)
         assert labels_of(upload, model, stated) == tuple(sorted(labels))
+
+
+@pytest.mark.parametrize("factor", [65536.0, 8.0, 0.5, 0.1, 0.003])
+@pytest.mark.parametrize("classes", [10, 100])
+def test_a_factor_on_the_loss_changes_no_label(factor: float, classes: int) -> None:
+    """Clipping, accumulation, sums and loss scales multiply the gradient: an upload of the plain mean is the oracle."""
+    random, model = torch.Generator().manual_seed(1), small_model()
+    for labels in ([4], [3, 3, 1, 7], [3, 3, 3, 1, 1, 7, 7, 9]):
+        upload = upload_of_logits(0.3 * torch.randn(len(labels), classes, generator=random), labels)
+        scaled = replace(upload, tensors={name: factor * tensor for name, tensor in upload.tensors.items()})
+        threat = ThreatModel(batch_size=len(labels))
+        assert labels_of(upload, model, threat) == labels_of(scaled, model, threat) == tuple(sorted(labels))
+
+
+def test_labels_of_confident_predictions_are_given_to_classes_that_occur() -> None:
+    logits = torch.zeros(6, 100)
+    labels = [3, 3, 3, 3, 5, 8]
+    logits[torch.arange(6), torch.tensor(labels)] = 7.0
+    assert labels_of(upload_of_logits(logits, labels), small_model(), ThreatModel(batch_size=6)) == tuple(labels)
 
 
 def test_labels_of_a_delta_are_found(undefended: VitClassifier, pictures: Selection) -> None:

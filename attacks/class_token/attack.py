@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from fedmjp.attacks.base import Attack
 from fedmjp.attacks.class_token.block import block_facts, block_refusal, tensors_of_block
+from fedmjp.attacks.class_token.factors import CONSISTENT
 from fedmjp.attacks.class_token.head import Head, HeadGradient
 from fedmjp.attacks.class_token.separate import Separation, separate
 from fedmjp.attacks.labels import mean_gradient
@@ -22,7 +23,6 @@ from fedmjp.records import Features, Upload
 from fedmjp.threat import FLOAT32, ThreatModel
 
 EXACT = 1e-3  # of a feature's distance from the batch's mean
-CONSISTENT = 16.0  # times the noise that is known: a larger misfit is none
 
 
 class ClassTokenOptions(Config):
@@ -42,6 +42,8 @@ class ClassToken(Attack[Entrance, Features]):
 
     ``certified`` is 1 where the misfit is no more than rounding and known noise, and where a misfit of that size
     cannot move any feature by a thousandth of its distance from the batch's mean, to first order.
+    Where no labels fit, the loss may have had a factor (clipping, accumulation, a sum in place of a mean, a loss scale,
+    a rate of the head's own) or weights of classes: these are solved for as well, and stand in ``factors``.
     ``certified_pictures`` counts pictures of which that holds. A delta of several steps is read as one gradient at the
     mean of the head's weights: an approximation, never certified.
 
@@ -125,6 +127,9 @@ class ClassToken(Attack[Entrance, Features]):
             "misfit": separation.misfit,
             "noise": separation.noise,
         }
+        if separation.factors is not None:
+            diagnostics["factor"] = float(separation.factors.mean())
+            facts["factors"] = separation.factors
         return Features(separation.labels, separation.features, diagnostics, facts)
 
 

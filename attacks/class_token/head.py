@@ -70,6 +70,7 @@ class HeadState:
     misfit: Tensor  # (starts, classes, pictures + 1), relative to the size of the gradient
     mean: Tensor  # (starts, pictures) of the normalised features, 0 at the truth
     variance: Tensor  # (starts, pictures) of them less 1
+    factors: Tensor  # (starts, pictures) of the slopes
 
     @property
     def relative(self) -> Tensor:
@@ -90,10 +91,21 @@ class HeadEquations:
 
     The bias is one more column of the gradient, of a feature that is a constant for all pictures. Rows of classes that
     are ``left_open`` say nothing: there the targets may be anything, and slopes count as 0.
+
+    With ``groups`` the pictures of each group have a positive factor on their loss, which is solved for: the factors
+    that fit best given the unknowns (variable projection, Golub and Pereyra, SIAM J. Numer. Anal., 1973).
     """
 
-    def __init__(self, head: Head, gradient: HeadGradient, *, left_open: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        head: Head,
+        gradient: HeadGradient,
+        *,
+        left_open: Collection[int] = (),
+        groups: Tensor | None = None,
+    ) -> None:
         self.head, self.gradient, self.count = head, gradient, gradient.pictures
+        self.groups = groups  # (pictures,) int64
         self._kept = torch.ones_like(gradient.bias)
         self._kept[list(left_open)] = 0
         dim = gradient.weight.shape[1]
@@ -145,11 +157,31 @@ class HeadEquations:
         """
         probabilities = torch.softmax(unknowns @ self._logits.mT + self.head.bias, -1)
         slopes = (probabilities - targets) * self._kept / self.count
+        factors = self._factors(unknowns, slopes)
+        slopes = slopes * factors[..., None]
         misfit = self.misfit(unknowns, slopes)
         u, m, square, cross, s = self._norm
         mean = unknowns @ u - m
         variance = ((unknowns @ square) * unknowns).sum(-1) - 2 * unknowns @ cross + s - 1
-        return HeadState(unknowns, slopes, probabilities, misfit, mean, variance)
+        return HeadState(unknowns, slopes, probabilities, misfit, mean, variance, factors)
+
+    def _factors(self, unknowns: Tensor, slopes: Tensor) -> Tensor:
+        """Solve for the factors (starts, pictures) of slopes without any: 1 unless they are free."""
+        if self.groups is None:
+            return torch.ones_like(unknowns[..., 0])
+        extended = self._with_constant(unknowns)
+        sums = self._group_sums
+        gram = sums @ ((slopes @ slopes.mT) * (extended @ extended.mT)) @ sums.mT
+        right = sums @ ((slopes @ self.observed) * extended).sum(-1, keepdim=True)
+        solution = torch.linalg.lstsq(gram, right).solution[..., 0]
+        factors: Tensor = solution.clamp_min(0)[:, self.groups]
+        return factors
+
+    @cached_property
+    def _group_sums(self) -> Tensor:
+        """Return (groups, pictures): 1 where a picture belongs to a group."""
+        assert self.groups is not None  # noqa: S101 (else no factor is free)
+        return torch.nn.functional.one_hot(self.groups).to(self.observed).mT
 
     def misfit(self, unknowns: Tensor, slopes: Tensor) -> Tensor:
         """Return (starts, classes, pictures + 1): the unexplained part of the gradient, relative to its size.
@@ -164,7 +196,8 @@ class HeadEquations:
     def steps(self, state: HeadState) -> Tensor:
         """Differentiate a picture's slopes by its unknowns: (starts, pictures, classes, pictures)."""
         inner = self._logits - (state.probabilities @ self._logits)[..., None, :]
-        steps: Tensor = (state.probabilities * self._kept)[..., None] * inner / self.count
+        scaled = state.probabilities * self._kept * state.factors[..., None]
+        steps: Tensor = scaled[..., None] * inner / self.count
         return steps
 
     def normal(self, state: HeadState, *, variance: bool = True) -> tuple[Tensor, Tensor]:
@@ -182,12 +215,27 @@ class HeadEquations:
         matrix[:, :, diagonal, :, diagonal] += state.slopes @ state.slopes.mT
         matrix /= self.size**2
         slope = self.pulled(state, state.misfit, steps)
+        if self.groups is not None:
+            matrix = self._projected(state, steps, matrix)
         u, _, square, cross, _ = self._norm
         rows = 2 * (unknowns @ square - cross) * float(variance)
         curvature = u[:, None] * u + rows[..., :, None] * rows[..., None, :]
         matrix[:, diagonal, :, diagonal, :] += NORM_WEIGHT**2 * curvature.transpose(0, 1)
         slope = slope + NORM_WEIGHT**2 * (state.mean[..., None] * u + state.variance[..., None] * rows)
         return matrix.reshape(-1, count**2, count**2), slope.flatten(1)
+
+    def _projected(self, state: HeadState, steps: Tensor, matrix: Tensor) -> Tensor:
+        """Take out of the Gauss-Newton matrix what the factors explain, which are solved for anew at each state."""
+        extended, sums = self._with_constant(state.unknowns), self._group_sums
+        pairs = (state.slopes @ state.slopes.mT) * (extended @ extended.mT)
+        gram = sums @ pairs @ sums.mT / self.size**2
+        pulls = []
+        for members in sums:  # what one more unit of a group's logarithm adds to the misfit
+            part = (state.slopes * members[:, None]).mT @ extended / self.size
+            pulls.append(self.pulled(state, part, steps).flatten(1))
+        border = torch.stack(pulls, 1)
+        projected: Tensor = matrix - (border.mT @ torch.linalg.lstsq(gram, border).solution).view_as(matrix)
+        return projected
 
     def pulled(self, state: HeadState, misfit: Tensor, steps: Tensor) -> Tensor:
         """Multiply a misfit by the transposed derivative of the misfit: (starts, pictures, pictures).
@@ -211,7 +259,8 @@ class HeadEquations:
         """
         logits = change @ self._logits.mT
         weighted = state.probabilities * logits
-        moved: Tensor = (weighted - state.probabilities * weighted.sum(-1, keepdim=True)) / self.count
+        inner = weighted - state.probabilities * weighted.sum(-1, keepdim=True)
+        moved: Tensor = inner * state.factors[..., None] / self.count
         return moved
 
     def solved(self, slopes: Tensor) -> Tensor:

@@ -14,6 +14,25 @@ SOLVED = 1e-6  # relative misfit, near float32's rounding
 
 
 @dataclass(frozen=True)
+class HeadSolution:
+    """Where a search ended, under labels that were assumed."""
+
+    equations: HeadEquations
+    labels: tuple[int, ...]  # in the order of the unknowns
+    state: HeadState  # of one start
+
+    @property
+    def misfit(self) -> float:
+        """Return the unexplained part of the gradient, relative to its size."""
+        return float(self.state.relative)
+
+    @property
+    def fits(self) -> bool:
+        """Tell whether nothing but rounding is unexplained."""
+        return self.misfit < SOLVED
+
+
+@dataclass(frozen=True)
 class SearchStart:
     """Where a search begins: -G's row of the label, tilted towards the class's weights, with noise."""
 
@@ -98,6 +117,32 @@ def _without_norm(equations: HeadEquations, state: HeadState, targets: Tensor) -
     return state
 
 
+def label_tensor(equations: HeadEquations, labels: tuple[int, ...]) -> Tensor:
+    """Put labels (pictures,) int64 beside the gradient.
+
+    Args:
+        equations: Of the head.
+        labels: Of the pictures.
+    """
+    return torch.tensor(labels, device=equations.gradient.weight.device)
+
+
+def from_starts(equations: HeadEquations, labels: tuple[int, ...], generator: torch.Generator) -> HeadSolution:
+    """Return the best end of Levenberg-Marquardt from several starts with the same labels.
+
+    Args:
+        equations: Of the head.
+        labels: Of the pictures.
+        generator: On the CPU.
+    """
+    assumed = label_tensor(equations, labels)
+    begun = torch.stack([begin(equations, assumed, start, generator) for start in STARTS])
+    targets = equations.gradient.targets(assumed)[None]
+    state = minimise(equations, begun, targets.expand(len(begun), -1, -1))
+    best = equations.state(state.unknowns[state.cost.argmin()][None], targets)
+    return HeadSolution(equations, labels, polish(equations, best, targets))
+
+
 def minimise(equations: HeadEquations, unknowns: Tensor, targets: Tensor, *, iterations: int = ITERATIONS) -> HeadState:
     """Run Levenberg-Marquardt from several starts at once, until one reaches rounding or none moves.
 
@@ -117,15 +162,16 @@ def minimise(equations: HeadEquations, unknowns: Tensor, targets: Tensor, *, ite
     return state
 
 
-def polish(equations: HeadEquations, state: HeadState, targets: Tensor) -> HeadState:
+def polish(equations: HeadEquations, state: HeadState, targets: Tensor, *, iterations: int = 4) -> HeadState:
     """Take Gauss-Newton steps without the variance, which LayerNorm's epsilon makes a little less than 1.
 
     Args:
         equations: Of the head.
         state: Where it begins.
         targets: (1, pictures, classes).
+        iterations: At most.
     """
-    for _ in range(4):
+    for _ in range(iterations):
         matrix, slope = equations.normal(state, variance=False)
         matrix.diagonal(dim1=-2, dim2=-1).mul_(1 + 1e-12)
         factor, failed = torch.linalg.cholesky_ex(matrix)

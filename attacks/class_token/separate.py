@@ -1,19 +1,34 @@
 """From the head's gradient to labels and features, with what residuals alone say of their errors."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
 
+from fedmjp.attacks.class_token.factors import CONSISTENT, solve_factors
 from fedmjp.attacks.class_token.head import Head, HeadEquations, HeadGradient, HeadState
 from fedmjp.attacks.class_token.hidden import solve_known
 from fedmjp.attacks.class_token.labels import SLACK, Labels, labels_of, least_counts, likeliest, shown_counts
 from fedmjp.attacks.class_token.left_open import solve_open
-from fedmjp.attacks.class_token.search import SOLVED, STARTS, SearchStart, begin, fixed_point, minimise, polish
+from fedmjp.attacks.class_token.search import (
+    STARTS,
+    HeadSolution,
+    SearchStart,
+    begin,
+    fixed_point,
+    from_starts,
+    label_tensor,
+    minimise,
+    polish,
+)
 from fedmjp.errors import AttackFailedError
 
 DENSE = 32  # pictures: of more, only the fixed point is tried
 TRIES = 20  # starts where labels are hidden
+QUICK = 2  # attempts before factors are free: further ones take longer
+IMPOSSIBLE = 2  # times the pictures: so many labels show a factor at once
 POWERS, MARGIN = 20, 1.2  # steps that estimate a rate of contraction, and how far it may be off
 
 
@@ -30,16 +45,11 @@ class Separation:
     # (pictures,) bound on the distance from the true features, to first order, where the misfit is noise; infinite
     # where nothing is known.
     errors: Tensor
-
-
-@dataclass(frozen=True)
-class _Solution:
-    labels: Labels  # in the order of the unknowns
-    state: HeadState  # of one start
+    factors: Tensor | None = None  # (pictures,) on the loss of each, where they were free
 
 
 def separate(head: Head, gradient: HeadGradient, labels: Labels | None, *, generator: torch.Generator) -> Separation:
-    """Solve the equations of the head.
+    """Solve the equations of the head, with factors on the loss where nothing fits without.
 
     Args:
         head: As the server sent it.
@@ -52,9 +62,8 @@ def separate(head: Head, gradient: HeadGradient, labels: Labels | None, *, gener
     """
     if gradient.mixed:
         return _separate_mixed(head, gradient, labels, generator)
-    equations = HeadEquations(head, gradient)
-    solution = _solved(equations, labels, generator)
-    state = solution.state
+    solution = _solved_with_factors(HeadEquations(head, gradient), labels, generator)
+    equations, state = solution.equations, solution.state
     misfit = _misfit_of(equations, state)
     if equations.count <= DENSE:
         bounds = _dense_bounds(equations, state)
@@ -62,12 +71,13 @@ def separate(head: Head, gradient: HeadGradient, labels: Labels | None, *, gener
         bounds = _contraction_bounds(equations, state, generator)
     return Separation(
         labels=torch.tensor(solution.labels),
-        targets=gradient.targets(_tensor(equations, solution.labels)),
+        targets=gradient.targets(label_tensor(equations, solution.labels)),
         features=equations.features(state.unknowns[0]),
         slopes=state.slopes[0],
         misfit=misfit,
         noise=equations.noise,
         errors=bounds * max(equations.noise, misfit),
+        factors=None if equations.groups is None else state.factors[0],
     )
 
 
@@ -96,13 +106,45 @@ def _separate_mixed(
     )
 
 
-def _solved(equations: HeadEquations, labels: Labels | None, generator: torch.Generator) -> _Solution:
-    """Find the labels and unknowns of least misfit."""
+def _solved_with_factors(equations: HeadEquations, labels: Labels | None, generator: torch.Generator) -> HeadSolution:
+    """Free the factors where the quick attempts explain the gradient by none; go on without where that fails too."""
+    dense = equations.count <= DENSE
+    lower_bounds = shown_counts(equations.head, equations.gradient)
+    factored = None
+    if labels is None and int(least_counts(lower_bounds).sum()) > IMPOSSIBLE * equations.count:
+        factored = solve_factors(equations, labels, misfit=1.0, dense=dense)
+    if factored is not None:
+        return factored
+    attempts = _attempts(equations, labels, generator)
+    solution = _first_that_fits(islice(attempts, QUICK))
+    if not solution.fits and solution.misfit > CONSISTENT * equations.noise:
+        factored = solve_factors(equations, labels, misfit=solution.misfit, dense=dense)
+    if factored is not None:
+        return factored
+    return _first_that_fits(chain([solution], attempts))
+
+
+def _solved(equations: HeadEquations, labels: Labels | None, generator: torch.Generator) -> HeadSolution:
+    """Find the labels and unknowns of least misfit, where the loss has no factor."""
+    return _first_that_fits(_attempts(equations, labels, generator))
+
+
+def _first_that_fits(solutions: Iterator[HeadSolution]) -> HeadSolution:
+    """Return the first solution that leaves rounding alone, else the one of least misfit."""
+    best = next(solutions)
+    while not best.fits and (solution := next(solutions, None)) is not None:
+        best = min(best, solution, key=_misfit)
+    return best
+
+
+def _attempts(equations: HeadEquations, labels: Labels | None, generator: torch.Generator) -> Iterator[HeadSolution]:
+    """Solve in one way after another, the quickest first."""
     lower_bounds = shown_counts(equations.head, equations.gradient)
     likely = likeliest(lower_bounds, equations.count) if labels is None else tuple(sorted(labels))
-    best = _Solution(likely, fixed_point(equations, _tensor(equations, likely), generator))
-    if equations.count > DENSE or _done(best):
-        return best
+    best = HeadSolution(equations, likely, fixed_point(equations, label_tensor(equations, likely), generator))
+    yield best
+    if equations.count > DENSE:
+        return
     certain_counts = least_counts(lower_bounds)
     hidden = equations.count - int(certain_counts.sum())
     if labels is None and 0 < hidden < equations.count:
@@ -110,10 +152,8 @@ def _solved(equations: HeadEquations, labels: Labels | None, generator: torch.Ge
             sure = _fewer(certain_counts, number // len(STARTS), generator)
             solution = _with_hidden(equations, sure, likely, STARTS[number % len(STARTS)], generator)
             best = min(best, solution, key=_misfit)
-            if _done(best):
-                return best
-    ends = _from_starts(equations, best.labels, generator)
-    return min(best, ends, key=_misfit)
+            yield solution
+    yield from_starts(equations, best.labels, generator)
 
 
 def _fewer(counts: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -125,13 +165,13 @@ def _fewer(counts: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 def _with_hidden(
     equations: HeadEquations, certain_counts: Tensor, likely: Labels, start: SearchStart, generator: torch.Generator
-) -> _Solution:
+) -> HeadSolution:
     """Solve for the pictures of known labels, then for the hidden ones by themselves, then for all."""
     sure = torch.repeat_interleave(torch.arange(len(certain_counts)), certain_counts.cpu()).tolist()
     hidden_labels = list(likely)
     for label in sure:
         hidden_labels.remove(label)
-    begun = _tensor(equations, (*sure, *hidden_labels))
+    begun = label_tensor(equations, (*sure, *hidden_labels))
     gradient = equations.gradient
     state = solve_known(
         equations, begin(equations, begun, start, generator), gradient.targets(begun), len(hidden_labels)
@@ -148,30 +188,12 @@ def _with_hidden(
     separate_solution = _solved(smaller, None, generator)
     all_unknowns = torch.cat([unknowns, equations.unknowns(smaller.features(separate_solution.state.unknowns[0]))])
     labels = (*sure, *separate_solution.labels)
-    targets = gradient.targets(_tensor(equations, labels))[None]
-    return _Solution(labels, polish(equations, minimise(equations, all_unknowns[None], targets), targets))
+    targets = gradient.targets(label_tensor(equations, labels))[None]
+    return HeadSolution(equations, labels, polish(equations, minimise(equations, all_unknowns[None], targets), targets))
 
 
-def _from_starts(equations: HeadEquations, labels: Labels, generator: torch.Generator) -> _Solution:
-    """Return the best of several starts with the same labels."""
-    label_tensor = _tensor(equations, labels)
-    begun = torch.stack([begin(equations, label_tensor, start, generator) for start in STARTS])
-    targets = equations.gradient.targets(label_tensor)[None]
-    state = minimise(equations, begun, targets.expand(len(begun), -1, -1))
-    best = equations.state(state.unknowns[state.cost.argmin()][None], targets)
-    return _Solution(labels, polish(equations, best, targets))
-
-
-def _tensor(equations: HeadEquations, labels: Labels) -> Tensor:
-    return torch.tensor(labels, device=equations.gradient.weight.device)
-
-
-def _misfit(solution: _Solution) -> float:
-    return float(solution.state.relative)
-
-
-def _done(solution: _Solution) -> bool:
-    return _misfit(solution) < SOLVED
+def _misfit(solution: HeadSolution) -> float:
+    return solution.misfit
 
 
 def _misfit_of(equations: HeadEquations, state: HeadState) -> float:

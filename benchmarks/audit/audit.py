@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,21 @@ from torch import Tensor
 from fedmjp.benchmarks.audit import verbatim
 from fedmjp.benchmarks.audit.advice import AuditedUpdate, advise
 from fedmjp.benchmarks.audit.app import read_app
-from fedmjp.benchmarks.audit.attacking import BROKE, LATE, NOT_RUN, Attempt, attempt_all, classes_held
+from fedmjp.benchmarks.audit.attacking import BROKE, LATE, NOT_RUN, Attempt, attempt_all, classes_held, decay_in_loss
 from fedmjp.benchmarks.audit.cheating import play_servers
 from fedmjp.benchmarks.audit.control import Control, make_control
 from fedmjp.benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored
 from fedmjp.benchmarks.audit.network import Network, by_name, load_network, take_in
+from fedmjp.benchmarks.audit.noise import measure_change
 from fedmjp.benchmarks.audit.protections import verify
-from fedmjp.benchmarks.audit.recipe import channels, read_recipe, threat_of, unreadable
+from fedmjp.benchmarks.audit.recipe import as_one_group, channels, read_recipe, threat_of, unreadable
 from fedmjp.benchmarks.audit.running import AppRun, Records, one_line, play
 from fedmjp.benchmarks.audit.wire import Answer, leaves, read_answers, server_controls
 from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp.errors import BadInputError
 from fedmjp.facade import bundled_pictures
 from fedmjp.records import Reconstruction
+from fedmjp.tensors import without_decay
 
 BUNDLED = 8
 ALONE = {
@@ -38,7 +41,7 @@ NEVER_TESTED = (
     "the deployment: who reaches the SuperLink, its certificates and keys, and what stays on its disks",
     "private data that is used in evaluation alone, and whatever the app writes or prints",
 )
-ATTACKED = 2  # answers of the last round whose pictures are searched for
+ATTACKED = 2  # answers of each round whose pictures are searched for
 
 
 @dataclass
@@ -54,11 +57,22 @@ class Findings:
 class Attacked:
     """One answer with what attacks made of it and what is behind it."""
 
+    where: str  # which client and round, in words
     answer: Answer
     network: Network
     private: Private | None
     attempts: list[Attempt]
     update: Mapping[str, Tensor]
+    departure: str | None  # how the update differs from gradients of the loss that attacks know
+
+    @cached_property
+    def best_recovery(self) -> float:
+        """Return the best PSNR of a picture that came back, in dB; 0 where none did."""
+        if self.private is None:
+            return 0.0
+        attempts = [attempt for attempt in self.attempts if attempt.ran and attempt.role == "attack"]
+        values = [scored(attempt, self.private, self.network) for attempt in attempts]
+        return max((value["psnr_worst_case"] for value in values if leaking(value)), default=0.0)
 
 
 def audit(
@@ -118,6 +132,7 @@ def _examine(name: str, records: Records, run: AppRun, *, stand_in: bool, on_sta
         "not_tested": list(NEVER_TESTED),
         "unusual": [],
         "cheating": [],
+        "departures": [],
         "protections": [],
         "advice": None,
         "problem": run.problem,
@@ -174,52 +189,73 @@ def _clear(message: str, record: str, value: str, correlation: float) -> dict[st
     }
 
 
-def _attack(records: Records, all_answers: Sequence[Answer], findings: Findings) -> None:
+def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> None:
+    """Attack answers of every round; what the page says of one upload alone is of the one that gives most away."""
     report, recipe = findings.report, findings.report["recipe"]
-    # Of the last round: in the first one a head may still be zero, which no gradient passes.
-    last = max((answer.server_round for answer in all_answers), default=0)
-    answers = [answer for answer in all_answers if answer.server_round == last][:ATTACKED]
     if not answers:
         report["not_tested"].append("attacks on uploads: answers hold no arrays that could be kept")
         return
-    mean, std = channels(recipe)
-    private = read_private(records.evaluator, answers[0].message, mean, std)
-    side = private.side if private else 0
+    rounds = sorted({answer.server_round for answer in answers})
     try:
-        module = load_network(records.model, records.root / "app" / "audited")
-        network = take_in(module, by_name(module.state_dict(), answers[0].sent), mean=mean, std=std, side=max(side, 1))
+        attacked = [
+            case
+            for number in rounds
+            for case in _attack_round([answer for answer in answers if answer.server_round == number], records, recipe)
+        ]
     except BadInputError as error:
         report["not_tested"].append(f"attacks on uploads: {error}")
         return
+    # Where nothing leaks, of the last round: in the first one a head may still be zero, which no gradient passes.
+    worst = max(reversed(attacked), key=lambda case: case.best_recovery)
+    network = worst.network
     report["network"] = {
-        "class": type(module).__name__,
+        "class": type(network.module).__name__,
         "read_as": "whole" if network.whole else type(network.seen).__name__,
         "why_not_whole": network.why,
     }
-    attacked = [_attack_answer(answer, network, recipe, records) for answer in answers]
     report["attacks"] = [
         {
             "attack": attempt.attack, "reveals": attempt.reveals, "role": attempt.role, "applies": attempt.applies,
             "reason": attempt.reason, "seconds": round(attempt.seconds, 2),
         }
-        for attempt in attacked[0].attempts
+        for attempt in worst.attempts
     ]  # fmt: skip
-    for place, attacked_answer in enumerate(attacked, start=1):
-        _report_recovered(place, attacked_answer, findings)
-    attempts = [attempt for attacked_answer in attacked for attempt in attacked_answer.attempts]
+    for case in sorted(attacked, key=lambda case: -case.best_recovery):
+        _report_recovered(case, findings)
+    attempts = [attempt for case in attacked for attempt in case.attempts]
     if searches := [row["attack"] for row in report["attacks"] if row["reason"] == NOT_RUN and row["role"] == "attack"]:
         report["not_tested"].append(f"searches that apply, of minutes to hours each: {', '.join(searches)}")
     failed = dict.fromkeys((attempt.attack, attempt.reason) for attempt in attempts)
     report["not_tested"] += [f"{name} {why}" for name, why in failed if BROKE in why or why == LATE]
-    report["cheating"] = play_servers(network, recipe, answers[0].kind)
-    control = _report_control(network, private, findings)
+    report["departures"] = list(dict.fromkeys(case.departure for case in attacked if case.departure))
+    report["cheating"] = play_servers(network, recipe, worst.answer.kind)
+    control = _report_control(network, worst.private, findings)
     if control is not None:
-        report["advice"] = _advise(network, attacked, control, recipe)
+        same_round = [case for case in attacked if case.answer.server_round == worst.answer.server_round]
+        report["advice"] = _advise(network, same_round, control, recipe)
+
+
+def _attack_round(answers: Sequence[Answer], records: Records, recipe: Mapping[str, Any]) -> list[Attacked]:
+    """Attack answers of one round with the weights that the server had sent in it.
+
+    Raises:
+        BadInputError: If the network cannot be loaded.
+    """
+    mean, std = channels(recipe)
+    private = read_private(records.evaluator, answers[0].message, mean, std)
+    side = private.side if private else 0
+    module = load_network(records.model, records.root / "app" / "audited")
+    sent = by_name(module.state_dict(), answers[0].sent)
+    network = take_in(module, sent, mean=mean, std=std, side=max(side, 1))
+    return [
+        _attack_answer(place, answer, network, recipe, records)
+        for place, answer in enumerate(answers[:ATTACKED], start=1)
+    ]
 
 
 def _advise(network: Network, attacked: Sequence[Attacked], control: Control, recipe: Mapping[str, Any]) -> Any:
     """Advise on what the app sends where that leaks, else on the control."""
-    leaks = [case for case in attacked if case.private is not None and _gives_pictures(case)]
+    leaks = [case for case in attacked if case.best_recovery]
     if len(leaks) > 1:
         threat = threat_of(recipe, leaks[0].answer.kind)
         pair = [AuditedUpdate(case.update, threat, case.private) for case in leaks[:2] if case.private is not None]
@@ -231,26 +267,28 @@ def _advise(network: Network, attacked: Sequence[Attacked], control: Control, re
     return advise(network, pair[0], pair[1], "On the control, since no attack read pictures out of the app's uploads.")
 
 
-def _gives_pictures(attacked: Attacked) -> bool:
-    private = attacked.private
-    return private is not None and any(
-        leaking(scored(attempt, private, attacked.network))
-        for attempt in attacked.attempts
-        if attempt.ran and attempt.role == "attack"
-    )
-
-
-def _attack_answer(answer: Answer, network: Network, recipe: Mapping[str, Any], records: Records) -> Attacked:
-    update = by_name(network.module.state_dict(), answer.update)
-    why = unreadable(recipe, answer.kind)
-    attempts = attempt_all(network, update, threat_of(recipe, answer.kind), unreadable=why)
+def _attack_answer(
+    place: int, answer: Answer, network: Network, recipe: Mapping[str, Any], records: Records
+) -> Attacked:
+    state = network.module.state_dict()
+    update, why = by_name(state, answer.update), unreadable(recipe, answer.kind)
+    if answer.kind == "weights" and why is None:
+        change = measure_change(answer, records.evaluator)
+        factor = change.factor if change is not None and change.is_scaled else 1.0
+        update = as_one_group(update, by_name(state, answer.sent), recipe, factor=factor)
+    threat = threat_of(recipe, answer.kind)
+    multiple, departure = (0.0, None) if why else decay_in_loss(network, update, threat)
+    if multiple:
+        departure = f"{multiple:.3g} times the weights, as of a penalty on their squares, was taken off the update"
+        update = {name: without_decay(tensor, state[name], 1 + multiple) for name, tensor in update.items()}
+    attempts = attempt_all(network, update, threat, unreadable=why)
     private = read_private(records.evaluator, answer.message, *channels(recipe))
-    return Attacked(answer, network, private, attempts, update)
+    where = f"client {place}, round {answer.server_round}"
+    return Attacked(where, answer, network, private, attempts, update, departure)
 
 
-def _report_recovered(place: int, attacked: Attacked, findings: Findings) -> None:
-    report, private = findings.report, attacked.private
-    where = f"client {place}, round {attacked.answer.server_round}"
+def _report_recovered(attacked: Attacked, findings: Findings) -> None:
+    report, private, where = findings.report, attacked.private, attacked.where
     if private is None:
         report["not_tested"].append(f"{where}: nothing is known of what is behind its upload, so nothing is scored")
         return

@@ -13,6 +13,8 @@ from fedmjp.defences.accounting import composed_epsilon
 DELTA = 1e-5
 ROUNDS = (1, 10, 100)
 TOLERANCE = 0.15  # by which measured noise may differ from what is stated
+POISSON = "UniformWithReplacementSampler"  # Opacus' name for it
+EACH_ONCE = ("RandomSampler", "SequentialSampler")  # of torch: each example is in one batch of a pass
 PARALLEL = 0.9  # correlation from which on a masked message holds what it should hide
 
 Verified = Literal["yes", "no", "not measured"]
@@ -40,7 +42,7 @@ def verify(records: Records, recipe: Mapping[str, Any], answers: Sequence[Answer
 
 
 def _of_noise(records: Records, recipe: Mapping[str, Any], answers: Sequence[Answer]) -> list[Protection]:
-    stated = [_opacus(recipe)] if recipe.get("opacus") else []
+    stated = [_opacus(recipe["opacus"])] if recipe.get("opacus") else []
     readable = [answer for answer in answers if answer.kind in ("weights", "gradient")]
     if not readable:
         return stated
@@ -183,24 +185,82 @@ def _metrics(line: Mapping[str, Any]) -> list[str]:
     return [name for description in described if description["kind"] == "metrics" for name in description["values"]]
 
 
-def _opacus(recipe: Mapping[str, Any]) -> Protection:
+def _opacus(optimisers: Sequence[Mapping[str, Any]]) -> Protection:
+    """Hold what Opacus states against the noise that was added; epsilon is that of the client that pays most."""
     name = "Opacus (differential privacy of single examples)"
-    stated = recipe["opacus"][0]
-    multiplier, norm = float(stated["noise_multiplier"]), float(stated["max_grad_norm"])
-    measured, expected = stated["measured_noise"], multiplier * norm
+    weakest = min(optimisers, key=lambda stated: float(stated["noise_multiplier"]))
+    multiplier, norm = float(weakest["noise_multiplier"]), float(weakest["max_grad_norm"])
     sentence = (
         f"It states clipping of each example's gradient to {norm:g} and a noise multiplier of {multiplier:g}, the "
         "least of all clients."
     )
-    if measured is None:
+    if any(stated["measured_noise"] is None for stated in optimisers):
         return Protection(name, "not measured", f"{sentence} How much noise was added could not be measured.")
+    least = min(optimisers, key=lambda stated: float(stated["measured_noise"]) / _expected(stated))
+    measured, expected = float(least["measured_noise"]), _expected(least)
     sentence += f" Noise of standard deviation {measured:.3g} was added to a sum, {expected:.3g} stated."
     if abs(measured - expected) > TOLERANCE * expected:
         return Protection(name, "no", sentence)
-    steps, batch = max(int(recipe["steps"]), 1), float(stated["expected_batch_size"] or 1)
-    if multiplier > 0:
-        sentence += (
-            f" Epsilon for one example at delta {DELTA:g}, composed over rounds of {steps} steps of {batch:g} "
-            f"examples, as seen here: {_over_rounds(multiplier, steps, 1.0 / steps)}."
-        )
-    return Protection(name, "yes", sentence)
+    if multiplier <= 0:
+        return Protection(name, "yes", sentence)
+    if reason := next(filter(None, map(_unverified_sampling, optimisers)), None):
+        return Protection(name, "not measured", f"{sentence} Epsilon is not verified: {reason}.")
+    costliest = max(optimisers, key=lambda stated: _spent(stated, 1))
+    spent = ", ".join(f"{_spent(costliest, rounds):.3g} after {rounds}" for rounds in ROUNDS)
+    neighbours = "added or removed" if _is_poisson(costliest) else "replaced by nothing, in the same batches"
+    return Protection(
+        name,
+        "yes",
+        f"{sentence} Epsilon for one example ({neighbours}) at delta {DELTA:g}, composed over rounds of "
+        f"{_sampling_in_words(costliest)}, as seen here: {spent}.",
+    )
+
+
+def _expected(stated: Mapping[str, Any]) -> float:
+    return float(stated["noise_multiplier"]) * float(stated["max_grad_norm"])
+
+
+def _is_poisson(stated: Mapping[str, Any]) -> bool:
+    return all(alike["sampler"] == POISSON for alike in stated["passes"])
+
+
+def _unverified_sampling(stated: Mapping[str, Any]) -> str | None:
+    """Explain why nobody can tell in how many steps an example takes part; None where that is known."""
+    passes = stated["passes"]
+    if not passes:
+        return "its batches come from no loader of torch, so how they are drawn was not seen"
+    if _is_poisson(stated):
+        if len(passes) > 1:
+            return "examples are drawn with several rates in one round"
+        return "one drawn batch serves several steps" if stated["steps_on_batch"] > 1 else None
+    unknown = [alike["sampler"] for alike in passes if alike["sampler"] not in EACH_ONCE or alike["replaces"]]
+    return f"{unknown[0]} may draw an example more than once in a pass" if unknown else None
+
+
+def _spent(stated: Mapping[str, Any], rounds: int) -> float:
+    """Compute epsilon from the sampling that took place.
+
+    Poisson sampling is accounted for by privacy loss distributions. In a pass that is shuffled, or in order, each
+    example takes part in the steps of one batch: these releases compose without amplification, which is exact for
+    batches in order and an upper bound for shuffled ones (Chua et al., ICML 2024).
+    """
+    multiplier = min(
+        float(stated["noise_multiplier"]), float(stated["measured_noise"]) / float(stated["max_grad_norm"])
+    )
+    if _is_poisson(stated):
+        return composed_epsilon(multiplier, DELTA, int(stated["steps"]) * rounds, float(stated["passes"][0]["rate"]))
+    return composed_epsilon(multiplier, DELTA, _passes(stated) * int(stated["steps_on_batch"]) * rounds)
+
+
+def _passes(stated: Mapping[str, Any]) -> int:
+    return sum(int(alike["passes"]) for alike in stated["passes"])
+
+
+def _sampling_in_words(stated: Mapping[str, Any]) -> str:
+    passes = _passes(stated)
+    over = f"{passes} {'pass' if passes == 1 else 'passes'} over the data"
+    steps = f"{stated['steps']} steps in {over}"
+    if _is_poisson(stated):
+        return f"{steps}, each example drawn with probability {stated['passes'][0]['rate']:.3g} for each step (Poisson)"
+    times = passes * int(stated["steps_on_batch"])
+    return f"{steps}, each example in {times} of them: shuffling alone is not counted as protection"

@@ -80,9 +80,11 @@ def _of_pictures(report: Mapping[str, Any]) -> str:
     undefended = f"the undefended gradient of one known picture of the same network gives it back at {strongest} dB"
     if ran:
         best = max(row["psnr_worst_case"] for row in ran)
-        return (
+        sentence = (
             f"No attack recovered more than the floor: at most {best} dB from what the app sends, while {undefended}."
         )
+        departures = "; ".join(report["departures"])
+        return f"{sentence} But {departures}." if departures else sentence
     reasons = [row["reason"] for row in report["attacks"] if not row["applies"] and row["attack"] == "patch_embedding"]
     return f"No attack on pictures applies to what the app sends ({(reasons or ['see below'])[0]}), while {undefended}."
 
@@ -108,7 +110,8 @@ def _besides(report: Mapping[str, Any]) -> list[str]:
         row = max(cheats, key=lambda entry: entry["psnr"])
         sentences.append(f"A server that changes weights gets more: with {row['server']}, {row['said']}.")
     if classes:
-        sentences.append(f"Which classes a client holds shows in the head's bias: {result(classes[0])}.")
+        row = max(classes, key=lambda entry: (entry["right"], -entry["named"]))
+        sentences.append(f"Which classes a client holds shows in the head's bias: {result(row)}.")
     if labels:
         row = max(labels, key=lambda entry: entry["labels_right"])
         sentences.append(f"Labels come back ({row['attack']}): {result({**row, 'reveals': 'labels'})}.")

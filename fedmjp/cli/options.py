@@ -228,7 +228,7 @@ LocalOptimiser = Annotated[
     Literal["sgd", "adamw"],
     typer.Option(help="Of these steps; clients begin with a new one in every round.", rich_help_panel=UPLOADS),
 ]
-LocalWeightDecay = Annotated[float, typer.Option(help="Of AdamW's steps.", min=0, max=1, rich_help_panel=UPLOADS)]
+LocalWeightDecay = Annotated[float, typer.Option(help="Of these steps.", min=0, max=1, rich_help_panel=UPLOADS)]
 LabelSmoothing = Annotated[
     float,
     typer.Option(help="Of the clients' loss, below 1; the attacker knows it.", min=0, rich_help_panel=UPLOADS),

@@ -87,7 +87,7 @@ def campaign(draws: int) -> Case:
     return Case(
         words,
         prepare,
-        victims={"a worker": "multiprocessing.spawn"},
+        victims={"a worker": "ray::Worker", "raylet": "raylet/raylet", "Ray's GCS": "gcs_server"},
         progress=_trials,
         differences=_differences_in_trials,
         pauses=(10.0, 2.0),

@@ -6,7 +6,9 @@ that names which it takes out of torch are the patched ones.
 
 import copy
 import gc
+import hashlib
 import json
+import math
 import random
 import sys
 import time
@@ -23,16 +25,22 @@ import torch.nn.functional as F
 from flwr.app import Message
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils import data
+from torch.utils.data import dataloader
 
 from . import settings
 
 KEPT_EXAMPLES = 64  # of one training message
 KEPT_BYTES = 2**28
+SAMPLED, OUTLIERS = 100_000, 0.002  # values of a batch that its range is read from, and the share that it may leave out
 LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "mse_loss")
-NUMBERS = (int, float, bool)
+# An answer is a change of the weights from this cosine on; noise lengthens it, and rounding, but nothing else does.
+ALONG, LONGER = 0.3, 1.2
+RULE = ("lr", "momentum", "dampening", "nesterov", "weight_decay", "eps")  # of a parameter group, in each step
 
 _watch: "MessageWatch | None" = None
 _normalisations: list[tuple[list[float], list[float]]] = []
+_pass: dict[str, Any] | None = None  # over the loader that was iterated last: its sampling, and batches so far
 _depth = 0
 _patched = False
 
@@ -54,11 +62,13 @@ class MessageWatch:
         self._batches: list[dict[str, Tensor]] = []
         self._kept_bytes, self._kept_examples, self._forwards = 0, 0, 0
         self._sizes: list[int] = []
-        self._steps: Counter[str] = Counter()
-        self._optimiser: dict[str, Any] = {}
-        self._rates: set[float] = set()
+        self._optimisers: dict[int, dict[str, Any]] = {}  # by identity
+        self._range: tuple[float, float] | None = None  # of the values of pictures as they enter
+        self._examples: set[bytes] = set()  # digests of what entered, so that one that enters twice counts once
         self._loss: dict[str, Any] = {}
-        self._private: list[dict[str, Any]] = []
+        self._private: list[tuple[Any, dict[str, Any]]] = []  # Opacus' optimisers
+        self._passes: list[dict[str, Any]] = []  # that batches of the training came from
+        self._steps_on_batch: Counter[tuple[int, int]] = Counter()  # by pass and batch
         self._started = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -86,9 +96,18 @@ class MessageWatch:
             self._keep_model(module)
         self._module = module
         self._forwards += 1
+        if _pass is not None and not any(loader_pass is _pass for loader_pass in self._passes):
+            self._passes.append(_pass)
         tensors = dict(_tensors([*arguments, keywords]))
         inputs = [tensor for tensor in tensors.values() if tensor.ndim > 1] or list(tensors.values())
         self._sizes.append(len(inputs[0]) if inputs and inputs[0].ndim else 0)
+        self._examples |= {_digest(example) for example in (inputs[0] if inputs and inputs[0].ndim else ())}
+        for tensor in tensors.values():
+            if tensor.ndim == 4 and tensor.numel():
+                values = tensor.detach().flatten()[:: max(1, tensor.numel() // SAMPLED)].cpu().float().numpy()
+                low, high = np.quantile(values, OUTLIERS), np.quantile(values, 1 - OUTLIERS)  # as of erased parts
+                lowest, highest = self._range or (low, high)
+                self._range = (min(float(low), float(lowest)), max(float(high), float(highest)))
         size = sum(tensor.nbytes for tensor in tensors.values())
         if self._kept_examples < KEPT_EXAMPLES and self._kept_bytes + size <= KEPT_BYTES:
             self._batches.append({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
@@ -126,14 +145,31 @@ class MessageWatch:
         Args:
             optimiser: Before its step.
         """
-        self._steps[type(optimiser).__name__] += 1
-        group = optimiser.param_groups[0]
-        self._rates |= {float(param_group["lr"]) for param_group in optimiser.param_groups}
-        if not self._optimiser:
-            plain = {name: value for name, value in group.items() if isinstance(value, (*NUMBERS, tuple, list))}
-            plain.pop("params", None)
-            self._private = _opacus()
-            self._optimiser = {"name": type(optimiser).__name__, "groups": len(optimiser.param_groups), **plain}
+        self._steps_on_batch[len(self._passes), _pass["batches"] if _pass else 0] += 1
+        for private, stated in self._private:
+            stated["noise_multiplier"] = min(stated["noise_multiplier"], float(private.noise_multiplier))
+        if id(optimiser) not in self._optimisers:
+            self._private += _opacus(optimiser)
+            self._optimisers[id(optimiser)] = {"object": optimiser, **self._described(optimiser)}
+        steps = self._optimisers[id(optimiser)]["steps"]
+        rules = [{name: float(group[name]) for name in RULE if name in group} for group in optimiser.param_groups]
+        if steps and steps[-1][1] == rules:
+            steps[-1][0] += 1
+        else:
+            steps.append([1, rules])
+
+    def _described(self, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+        """Describe an optimiser before its first step in this message."""
+        module = None if self._module is None else _matching(self._module, self._message)
+        names = {} if module is None else {id(value): name for name, value in module.named_parameters()}
+        groups = [[names.get(id(value), "") for value in group["params"]] for group in optimiser.param_groups]
+        return {
+            "name": type(optimiser).__name__,
+            "is_of_torch": type(optimiser).__module__.startswith("torch.optim"),
+            "is_new": not any(optimiser.state.values()),
+            "groups": groups,
+            "steps": [],
+        }
 
     def keep(self, reply: Message) -> None:
         """Leave everything for the evaluator; what goes wrong here is noted, and is no failure of the app's.
@@ -155,7 +191,8 @@ class MessageWatch:
             for entry, tensor in batch.items()
         }
         np.savez(self._folder / f"{name}.npz", **arrays)
-        trained = {} if self._module is None else _matching(self._module, self._message).state_dict()
+        module = None if self._module is None else _matching(self._module, self._message)
+        trained = {} if module is None else module.state_dict()
         np.savez(
             self._folder / f"{name}-trained.npz", **{entry: value.cpu().numpy() for entry, value in trained.items()}
         )
@@ -169,18 +206,32 @@ class MessageWatch:
                 "model": None if self._module is None else type(self._module).__name__,
                 "forwards": self._forwards,
                 "sizes": self._sizes,
-                "steps": sum(self._steps.values()),
+                "examples": len(self._examples),
                 "losses": self._losses,
                 "first_loss": self._first_loss,
                 "repeat": self._repeat,
-                "optimiser": self._optimiser,
-                "rates": sorted(self._rates),
+                "optimisers": [
+                    {name: value for name, value in described.items() if name != "object"}
+                    for described in self._optimisers.values()
+                ],
                 "loss": self._loss,
                 "normalisations": [*_normalisations, *_of_processors()],
-                "opacus": self._private,
+                "range": self._range,
+                "change": None if module is None else _change_sent(module, self._message, reply),
+                "opacus": [stated for _, stated in self._private],
+                "passes": self._described_passes(),
+                "steps_on_batch": max(self._steps_on_batch.values(), default=0),
                 "seconds": round(time.monotonic() - self._started, 2),
             },
         )
+
+    def _described_passes(self) -> list[dict[str, Any]]:
+        """Describe the passes over loaders, one line for all that draw alike."""
+        alike = Counter((entry["sampler"], entry["replaces"], entry["rate"]) for entry in self._passes)
+        return [
+            {"sampler": sampler, "replaces": replaces, "rate": rate, "passes": count}
+            for (sampler, replaces, rate), count in alike.items()
+        ]
 
     def _keep_model(self, module: nn.Module) -> None:
         """Keep the network as the client found it, before its first step, if nobody kept it before."""
@@ -210,6 +261,10 @@ def watch_torch() -> None:
     for name in LOSSES:
         setattr(F, name, _seen_loss(name, getattr(F, name)))
     register_optimizer_step_pre_hook(_seen_step)
+    loader: Any = data.DataLoader
+    loader.__iter__ = _seen_pass(loader.__iter__)
+    iterator: Any = dataloader._BaseDataLoaderIter
+    iterator.__next__ = _seen_batch(iterator.__next__)
     _see_normalisations()
 
 
@@ -242,6 +297,39 @@ def _seen_loss(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 def _seen_step(optimiser: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
     if _watch is not None:
         _watch.see_step(optimiser)
+
+
+def _seen_pass(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def iterate(loader: Any) -> Any:
+        global _pass
+        batches = original(loader)
+        sampler = loader.batch_sampler or loader.sampler
+        while type(sampler).__name__ in ("BatchSampler", "BatchSplittingSampler"):  # the latter is Opacus'
+            sampler = sampler.sampler
+        _pass = {
+            "sampler": type(sampler).__name__,
+            "replaces": bool(getattr(sampler, "replacement", False)),
+            "rate": getattr(sampler, "sample_rate", None),
+            "batches": 0,
+        }
+        batches._fedmjp_pass = _pass
+        return batches
+
+    return iterate
+
+
+def _seen_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def draw(batches: Any) -> Any:
+        global _pass
+        batch = original(batches)
+        _pass = getattr(batches, "_fedmjp_pass", None)
+        if _pass is not None:
+            _pass["batches"] += 1
+        return batch
+
+    return draw
 
 
 def _see_normalisations() -> None:
@@ -291,18 +379,18 @@ def _losses_before(folder: Path) -> int | None:
     return next((int(line["losses"]) for line in reversed(lines) if line["repeat"] == 0), None)
 
 
-def _opacus() -> list[dict[str, Any]]:
-    """List what Opacus' optimisers say of themselves."""
+def _opacus(stepping: torch.optim.Optimizer) -> list[tuple[Any, dict[str, Any]]]:
+    """List Opacus' optimisers around one that is about to step, each with its own statements."""
     if "opacus" not in sys.modules:
         return []
     names = ("noise_multiplier", "max_grad_norm", "expected_batch_size")
     optimisers = [
         optimiser
         for optimiser in gc.get_objects()
-        if type(optimiser).__name__.startswith("DP") and hasattr(optimiser, "original_optimizer")
+        if type(optimiser).__name__.startswith("DP") and getattr(optimiser, "original_optimizer", None) is stepping
     ]
     return [
-        {**{name: getattr(optimiser, name, None) for name in names}, "measured_noise": _noise(optimiser)}
+        (optimiser, {**{name: getattr(optimiser, name, None) for name in names}, "measured_noise": _noise(optimiser)})
         for optimiser in optimisers
     ]
 
@@ -319,6 +407,10 @@ def _noise(optimiser: Any) -> float | None:
     return float(torch.cat(added).std()) if added else None
 
 
+def _digest(example: Tensor) -> bytes:
+    return hashlib.blake2b(example.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()).digest()
+
+
 def _tensors(values: Any, name: str = "input") -> list[tuple[str, Tensor]]:
     if isinstance(values, Tensor):
         return [(name, values)]
@@ -327,6 +419,46 @@ def _tensors(values: Any, name: str = "input") -> list[tuple[str, Tensor]]:
     if hasattr(values, "items"):
         return [pair for key, value in values.items() for pair in _tensors(value, f"{name}-{key}")]
     return []
+
+
+def _change_sent(module: nn.Module, message: Message, reply: Message) -> int | None:
+    """Tell whether an answer is the change of the weights: 1, or -1 if its sign is the opposite; None if it is not.
+
+    What is shorter than the change, or noisy, is still one; a gradient has another length or direction.
+    """
+    if reply.has_error():
+        return None
+    state = {name: value.cpu() for name, value in module.state_dict().items() if value.is_floating_point()}
+    parameters = dict(module.named_parameters())
+    sent, answered = (_named(content, state, parameters) for content in (message.content, reply.content))
+    names = [name for name in answered if name in sent]
+    if not names:
+        return None
+    arrays, start, trained = (
+        torch.cat([values[name].double().flatten() for name in names]) for values in (answered, sent, state)
+    )
+    gradients = [parameters[name].grad if name in parameters else None for name in names]
+    change = trained - start
+    length = float(arrays.norm() * change.norm())
+    cosine = float(arrays @ change) / length if length else 0.0
+    if abs(cosine) < ALONG or float(arrays.norm()) > LONGER * float(change.norm()) / abs(cosine):
+        return None
+    if all(gradient is not None for gradient in gradients):
+        gradient = torch.cat([value.detach().cpu().double().flatten() for value in gradients if value is not None])
+        if float((arrays - gradient).norm()) < float((arrays - math.copysign(1, cosine) * change).norm()):
+            return None
+    return 1 if cosine > 0 else -1
+
+
+def _named(content: Any, state: dict[str, Tensor], parameters: dict[str, Any]) -> dict[str, Tensor]:
+    """Name floating-point arrays as a network does: by name, else in the order of its state or of its parameters."""
+    arrays = {name: array.numpy() for record in content.array_records.values() for name, array in record.items()}
+    floating = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items() if array.dtype.kind == "f"}
+    shapes = [tuple(value.shape) for value in floating.values()]
+    for names in (list(floating), list(state), list(parameters)):
+        if all(name in state for name in names) and shapes == [tuple(state[name].shape) for name in names]:
+            return dict(zip(names, floating.values(), strict=True))
+    return {}
 
 
 def _matching(module: nn.Module, message: Message) -> nn.Module:
