@@ -177,6 +177,7 @@ def test_labels_of_a_network_that_is_no_transformer_are_read(examples: Private) 
 def test_nothing_is_said_to_be_safe_where_the_control_does_not_leak() -> None:
     report: dict[str, Any] = {
         "problem": None, "leaks": [], "recovered": [], "attacks": [], "cheating": [], "protections": [], "recipe": {},
+        "departures": [],
         "control": {"made": True, "rows": [], "leaks": ["labels"]},
     }  # fmt: skip
     assert "no evidence of protection" in verdict(report)[0]

@@ -1,5 +1,6 @@
 """The audit reads from hooks what a client did: sampling and optimisers, held against torch and dp_accounting."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from dp_accounting.dp_event import GaussianDpEvent
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from flwr.app import ArrayRecord, RecordDict
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -23,13 +24,14 @@ from torchvision import transforms
 from torchvision.transforms import _presets, v2
 
 import fedmjp
-from fedmjp.benchmarks.audit.attacking import attempt_all
-from fedmjp.benchmarks.audit.evaluating import Private, scored
+from fedmjp.benchmarks.audit.attacking import attempt_all, decay_in_loss
+from fedmjp.benchmarks.audit.evaluating import Private, read_private, scored
 from fedmjp.benchmarks.audit.network import take_in
 from fedmjp.benchmarks.audit.probe import watching
 from fedmjp.benchmarks.audit.protections import verify
-from fedmjp.benchmarks.audit.recipe import as_one_group, read_recipe, threat_of, unreadable
+from fedmjp.benchmarks.audit.recipe import as_one_group, channels, read_recipe, threat_of, unreadable
 from fedmjp.benchmarks.audit.running import Records
+from fedmjp.benchmarks.audit.wire import read_answers
 from fedmjp.facade import bundled_pictures
 from fedmjp.metrics import metric
 from fedmjp.records import Features, Reconstruction
@@ -63,7 +65,8 @@ def watched(root: Path, module: nn.Module, train: Callable[[nn.Module], object])
     message: Any = SimpleNamespace(metadata=SimpleNamespace(message_id="m", dst_node_id=1), content=content)
     with watching.MessageWatch(records.evaluator, records.model, message) as watch:
         train(module.train())
-    reply: Any = SimpleNamespace(has_error=lambda: False)
+    content = RecordDict({"arrays": ArrayRecord(module.state_dict())})
+    reply: Any = SimpleNamespace(has_error=lambda: False, content=content)
     watch.keep(reply)
     return records
 
@@ -351,3 +354,117 @@ def test_momentum_of_an_earlier_round_is_refused(tmp_path: Path) -> None:
         reason = unreadable(recipe, "weights")
         assert (reason is None) is (number == 0)
     assert "kept what it had added up in earlier rounds" in str(reason)
+
+
+class Divides(nn.Module):
+    """A network that takes bytes and scales them itself, as some apps do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = small_vit()
+
+    def forward(self, pixels: Tensor) -> Any:
+        return self.inner(pixels.float() / 255)
+
+
+RANGES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[float, float]]] = {
+    "0 to 1": (lambda x: x, (0, 1)),
+    "0 to 255": (lambda x: 255 * x, (0, 255)),
+    "-1 to 1": (lambda x: 2 * x - 1, (-1, 1)),
+    "0 to 255, normalised": (lambda x: transforms.Normalize([127.5] * 3, [127.5] * 3)(255 * x), (0, 255)),
+    "each standardised": (lambda x: (x - x.mean()) / x.std(), (-2, 2)),
+    "bytes": (lambda x: (255 * x).round().byte(), (0, 255)),
+}
+
+
+@pytest.mark.usefixtures("hooks")
+@pytest.mark.parametrize("name", RANGES)
+def test_pictures_are_taken_in_the_apps_own_range(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_normalisations", [])
+    scale, expected = RANGES[name]
+    module = Divides() if name == "bytes" else small_vit()
+    picture = bundled_pictures(1, size=SIDE)[0].image[None]
+    entered = scale(picture)
+
+    def train(trained: nn.Module) -> None:
+        F.cross_entropy(trained(entered), torch.tensor([3])).backward()
+
+    records = watched(tmp_path, module, train)
+    recipe = read_recipe(records)
+    assert recipe["range"] == expected
+    mean, std = channels(recipe)
+    private = read_private(records.evaluator, "m", mean, std)
+    assert private is not None
+    assert private.pictures is not None
+    assert private.pictures.min() >= 0
+    assert private.pictures.max() <= 1
+    share = torch.corrcoef(torch.stack([private.pictures.flatten(), picture.flatten()]))[0, 1]
+    assert share > 0.99
+    if name == "bytes":
+        return  # the network scales once more, which is not read: its control says that nothing is known of pictures
+    update = {key: value.grad for key, value in module.named_parameters() if value.grad is not None}
+    network = take_in(module, {}, mean=mean, std=std, side=SIDE)
+    made = {one.attack: scored(one, private, network) for one in attempt_all(network, update, ThreatModel()) if one.ran}
+    assert made["patch_embedding"]["psnr_worst_case"] > 50
+    assert made["patch_embedding"]["floor_median"] < 30
+
+
+@pytest.mark.parametrize("strength", [0.0, 5e-4, 5e-2])
+def test_a_penalty_on_the_weights_is_found_in_the_update_itself(strength: float) -> None:
+    module = small_vit()
+    picture = bundled_pictures(1, size=SIDE)[0].image[None]
+    loss = F.cross_entropy(module((picture - 0.5) / 0.25), torch.tensor([3]))
+    (loss + strength * sum(value.square().sum() for value in module.parameters())).backward()
+    update = {name: value.grad.clone() for name, value in module.named_parameters() if value.grad is not None}
+    network = take_in(module, {}, mean=MEAN, std=STD, side=SIDE)
+    multiple, departure = decay_in_loss(network, update, ThreatModel())
+    assert multiple == pytest.approx(2 * strength, rel=1e-3)
+    assert departure is None
+    update["patch_embed.proj.bias"] = update["patch_embed.proj.bias"] + 0.1 * torch.ones(48)
+    assert "no gradient of one step" in str(decay_in_loss(network, update, ThreatModel())[1])
+
+
+@pytest.mark.usefixtures("hooks")
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (lambda sent, trained, _: trained, "weights"),
+        (lambda sent, trained, _: trained - sent, "weights"),
+        (lambda sent, trained, _: sent - trained, "weights"),
+        (lambda sent, trained, _: 0.1 * (trained - sent), "weights"),
+        (lambda sent, trained, gradient: gradient, "gradient"),
+        (lambda sent, trained, gradient: 0.25 * gradient, "gradient"),
+    ],
+)
+def test_changes_of_weights_are_told_from_gradients(
+    answer: Callable[[Tensor, Tensor, Tensor], Tensor], kind: str, tmp_path: Path
+) -> None:
+    module, records = nn.Linear(30, 10), Records(tmp_path)
+    sent = {name: value.detach().clone() for name, value in module.named_parameters()}
+    records.server.mkdir()
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.05)
+    message: Any = SimpleNamespace(
+        metadata=SimpleNamespace(message_id="m", dst_node_id=1), content=RecordDict({"arrays": ArrayRecord(dict(sent))})
+    )
+    with watching.MessageWatch(records.evaluator, records.model, message) as watch:
+        F.cross_entropy(module.train()(torch.rand(4, 30)), torch.arange(4)).backward()
+        optimiser.step()
+    left = {
+        name: answer(sent[name], value.detach(), value.grad)
+        for name, value in module.named_parameters()
+        if value.grad is not None
+    }
+    reply: Any = SimpleNamespace(has_error=lambda: False, content=RecordDict({"arrays": ArrayRecord(left)}))
+    watch.keep(reply)
+    lines: list[dict[str, Any]] = [
+        {"way": "down", "type": "train", "id": "m", "node": 1, "round": 1, "file": "sent.npz"},
+        {"way": "up", "type": "train", "id": "r", "reply_to": "m", "node": 1, "round": 1, "file": "left.npz"},
+    ]
+    for state, line in zip((sent, left), lines, strict=True):
+        np.savez(records.server / line["file"], **{f"arrays/{name}": value.numpy() for name, value in state.items()})
+    (records.server / "wire.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (only,) = read_answers(records)
+    assert only.kind == kind
+    if kind == "weights":
+        change = module.weight.detach() - sent["weight"]
+        assert torch.nn.functional.cosine_similarity(only.update["weight"].flatten(), change.flatten(), dim=0) > 0.99

@@ -14,9 +14,11 @@ from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.adversary import Adversary
 from fedmjp.benchmarks.audit.network import Network
 from fedmjp.errors import Failure, FedmjpError
+from fedmjp.models import names
+from fedmjp.models.sent import SentWeights
 from fedmjp.processes import raise_on_alarm
 from fedmjp.records import Disclosure, Upload
-from fedmjp.threat import ThreatModel
+from fedmjp.threat import FLOAT32, ThreatModel
 
 # What is run on every upload that it applies to: seconds each. Searches take minutes to hours.
 RUN = ("patch_embedding", "patch_embedding_wiener", "class_token", "labels", "grey")
@@ -24,6 +26,7 @@ BROKE = "broke down, which says nothing"
 MOST_SECONDS = 30.0  # of processors, that one of them may take: where labels are hidden, class_token searches
 LATE = f"did not end within {MOST_SECONDS:g} s of processors, which says nothing"
 NOT_RUN = "not run: a search, of minutes to hours, or a guess that has another floor here"
+SHIFTED = 1e-3  # relative difference of what moved together from which on it did not; rounding leaves 1e-7
 MOST_PICTURES = 128  # behind an upload that is attacked
 
 
@@ -132,6 +135,61 @@ def _refusal(
         return refusal or str(upload)
     missing = [tensor for tensor in attack.tensors(network.seen) if tensor not in upload.tensors]
     return f"the app does not send {', '.join(missing)}, which it reads" if missing else None
+
+
+def shift_of_tokens(tensors: Mapping[str, Tensor], prefix_tokens: int) -> Tensor | None:
+    """Compute what gradients of any loss leave at zero: what the tokens' shifts moved, less what they moved together.
+
+    The patch embedding's bias is added to every patch, and the class token to one position: its gradient is the sum of
+    the positions' gradients, of any batch and after any number of steps of SGD.
+
+    Args:
+        tensors: Update or weights, by the names of ``fedmjp.models.names``.
+        prefix_tokens: Positions before those of patches.
+
+    Returns:
+        float64 (dim,); None where patch bias or positions are missing.
+    """
+    if names.PATCH_BIAS not in tensors or names.POSITION_EMBEDDING not in tensors:
+        return None
+    rows = tensors[names.POSITION_EMBEDDING].detach().double().flatten(0, 1)[prefix_tokens:]
+    return rows.sum(0) - tensors[names.PATCH_BIAS].detach().double()
+
+
+def decay_in_loss(network: Network, update: Mapping[str, Tensor], threat: ThreatModel) -> tuple[float, str | None]:
+    """Estimate a multiple of the weights in an update, as a penalty on their squares leaves; and what else is in it.
+
+    Args:
+        network: The app's, with the weights that the server sent.
+        update: Gradient or change of the weights, by the app's names.
+        threat: What the server knows of it.
+
+    Returns:
+        The multiple, 0.0 where nothing speaks for one; and why the update is no gradient of a loss, None if it may be.
+    """
+    if isinstance(network.seen, SentWeights) or threat.local_optimiser != "sgd":
+        return 0.0, None
+    try:
+        tensors, weights = network.upload(update, threat).tensors, dict(network.seen.named_parameters())
+    except FedmjpError:
+        return 0.0, None
+    shift, shift_of_weights = (shift_of_tokens(state, network.seen.prefix_tokens) for state in (tensors, weights))
+    if shift is None or shift_of_weights is None:
+        return 0.0, None
+    moved = float(tensors[names.PATCH_BIAS].double().norm())
+    rows = weights[names.POSITION_EMBEDDING].detach().double()
+    rounding = 4 * FLOAT32 * float(rows.norm()) if threat.update == "delta" else 0.0
+    allowed = max(SHIFTED * moved, 10 * rounding)
+    if float(shift.norm()) <= allowed:
+        return 0.0, None
+    multiple = float(shift @ shift_of_weights / shift_of_weights.square().sum().clamp_min(1e-30))
+    if float((shift - multiple * shift_of_weights).norm()) <= max(allowed, 0.01 * float(shift.norm())):
+        return multiple, None
+    share = float(shift.norm()) / max(moved, 1e-30)
+    return 0.0, (
+        f"the update is no gradient of one step: the patches' bias moved otherwise than all positions together, by "
+        f"{share:.0%} of its length, which no loss of pictures does"
+    )
 
 
 def classes_held(network: Network, update: Mapping[str, Tensor], *, is_gradient: bool) -> list[int] | None:

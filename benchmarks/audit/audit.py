@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmjp.benchmarks.audit import verbatim
 from fedmjp.benchmarks.audit.advice import AuditedUpdate, advise
 from fedmjp.benchmarks.audit.app import read_app
-from fedmjp.benchmarks.audit.attacking import BROKE, LATE, NOT_RUN, Attempt, attempt_all, classes_held
+from fedmjp.benchmarks.audit.attacking import BROKE, LATE, NOT_RUN, Attempt, attempt_all, classes_held, decay_in_loss
 from fedmjp.benchmarks.audit.cheating import play_servers
 from fedmjp.benchmarks.audit.control import Control, make_control
 from fedmjp.benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored
@@ -26,6 +26,7 @@ from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp.errors import BadInputError
 from fedmjp.facade import bundled_pictures
 from fedmjp.records import Reconstruction
+from fedmjp.tensors import without_decay
 
 BUNDLED = 8
 ALONE = {
@@ -62,6 +63,7 @@ class Attacked:
     private: Private | None
     attempts: list[Attempt]
     update: Mapping[str, Tensor]
+    departure: str | None  # how the update differs from gradients of the loss that attacks know
 
     @cached_property
     def best_recovery(self) -> float:
@@ -130,6 +132,7 @@ def _examine(name: str, records: Records, run: AppRun, *, stand_in: bool, on_sta
         "not_tested": list(NEVER_TESTED),
         "unusual": [],
         "cheating": [],
+        "departures": [],
         "protections": [],
         "advice": None,
         "problem": run.problem,
@@ -224,6 +227,7 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
         report["not_tested"].append(f"searches that apply, of minutes to hours each: {', '.join(searches)}")
     failed = dict.fromkeys((attempt.attack, attempt.reason) for attempt in attempts)
     report["not_tested"] += [f"{name} {why}" for name, why in failed if BROKE in why or why == LATE]
+    report["departures"] = list(dict.fromkeys(case.departure for case in attacked if case.departure))
     report["cheating"] = play_servers(network, recipe, worst.answer.kind)
     control = _report_control(network, worst.private, findings)
     if control is not None:
@@ -272,9 +276,15 @@ def _attack_answer(
         change = measure_change(answer, records.evaluator)
         factor = change.factor if change is not None and change.is_scaled else 1.0
         update = as_one_group(update, by_name(state, answer.sent), recipe, factor=factor)
-    attempts = attempt_all(network, update, threat_of(recipe, answer.kind), unreadable=why)
+    threat = threat_of(recipe, answer.kind)
+    multiple, departure = (0.0, None) if why else decay_in_loss(network, update, threat)
+    if multiple:
+        departure = f"{multiple:.3g} times the weights, as of a penalty on their squares, was taken off the update"
+        update = {name: without_decay(tensor, state[name], 1 + multiple) for name, tensor in update.items()}
+    attempts = attempt_all(network, update, threat, unreadable=why)
     private = read_private(records.evaluator, answer.message, *channels(recipe))
-    return Attacked(f"client {place}, round {answer.server_round}", answer, network, private, attempts, update)
+    where = f"client {place}, round {answer.server_round}"
+    return Attacked(where, answer, network, private, attempts, update, departure)
 
 
 def _report_recovered(attacked: Attacked, findings: Findings) -> None:

@@ -78,7 +78,7 @@ def read_trained(folder: Path, message: str) -> dict[str, Tensor]:
 
 def _pictures(entered: Sequence[Tensor], mean: Sequence[float], std: Sequence[float]) -> Tensor | None:
     batches = [tensor for tensor in entered if tensor.ndim == 4 and tensor.shape[1] in CHANNELS]
-    if not batches or len({tensor.shape[1:] for tensor in batches}) > 1 or not batches[0].is_floating_point():
+    if not batches or len({tensor.shape[1:] for tensor in batches}) > 1:
         return None
     whole = torch.cat(batches).float()
     centre, scale = (torch.tensor(values[: whole.shape[1]]).view(1, -1, 1, 1) for values in (mean, std))

@@ -1,5 +1,6 @@
 """The recipe that hooks saw: batch, loss, optimiser, rate, steps; and what of it an attacker is told."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,9 @@ from fedmjp.threat import ThreatModel
 SGD, ADAM, ADAMW = "SGD", "Adam", "AdamW"
 # Of pictures that are not normalised; and where nothing says how they are.
 PLAIN = ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0])
+# Of pixels before they are normalised, the narrowest first; and the share of it that channels' statistics may exceed.
+RANGES = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0), (-128.0, 128.0))
+SLACK = 0.1
 
 
 def read_recipe(records: Records) -> dict[str, Any]:
@@ -50,6 +54,7 @@ def read_recipe(records: Records) -> dict[str, Any]:
         "passes": round(sum(sizes) / max(first["examples"], 1), 2),
         "loss": first["loss"],
         "normalisation": normalisation(first["normalisations"]),
+        "range": _range_of_pictures(trained),
         "opacus": _private_optimisers(trained),
         "seconds": first["seconds"],
     }
@@ -99,16 +104,50 @@ def normalisation(statistics: Sequence[Sequence[Sequence[float]]]) -> dict[str, 
 
 
 def channels(recipe: Mapping[str, Any]) -> tuple[list[float], list[float]]:
-    """Return mean and standard deviation of three channels; without normalisation pictures stay as they are.
+    """Return mean and standard deviation of three channels, as attacks on pictures in [0, 1] take them.
+
+    Pictures that are scaled otherwise before they are normalised, as to 0..255, are taken in the app's own range.
 
     Args:
         recipe: Of the clients' training.
     """
+    mean, std = _stated_channels(recipe)
+    low, high = recipe.get("range") or (0.0, 1.0)
+    return [(value - low) / (high - low) for value in mean], [value / (high - low) for value in std]
+
+
+def _stated_channels(recipe: Mapping[str, Any]) -> tuple[list[float], list[float]]:
     stated = recipe.get("normalisation")
     if stated is None:
         return PLAIN
     mean, std = (values * 3 if len(values) == 1 else values for values in (stated["mean"], stated["std"]))
     return (mean, std) if len(mean) == len(std) == 3 else PLAIN
+
+
+def _range_of_pictures(trained: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
+    """Return the app's own range of pictures before it normalises them: a usual one, else a round one around zero.
+
+    Args:
+        trained: What hooks saw of each training message.
+
+    Returns:
+        Lowest and highest value that a pixel may have; None where no pictures enter the network.
+    """
+    ranges = [line["range"] for line in trained if line["range"]]
+    if not ranges:
+        return None
+    mean, std = _stated_channels({"normalisation": normalisation(trained[0]["normalisations"])})
+    low = min(low * scale + centre for low, _ in ranges for centre, scale in zip(mean, std, strict=True))
+    high = max(high * scale + centre for _, high in ranges for centre, scale in zip(mean, std, strict=True))
+    for lowest, highest in RANGES:
+        slack = SLACK * (highest - lowest)
+        fits = lowest - slack <= low and high <= highest + slack
+        if fits and (highest == 1 or high - low >= slack):  # values of a few units are no bytes
+            return (lowest, highest)
+    size = max(abs(low), abs(high))
+    unit = 10.0 ** math.floor(math.log10(size))
+    highest = math.ceil(size / unit) * unit
+    return (0.0 if low >= -SLACK * highest else -highest, highest)
 
 
 def threat_of(recipe: Mapping[str, Any], kind: str) -> ThreatModel:

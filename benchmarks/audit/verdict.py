@@ -80,9 +80,11 @@ def _of_pictures(report: Mapping[str, Any]) -> str:
     undefended = f"the undefended gradient of one known picture of the same network gives it back at {strongest} dB"
     if ran:
         best = max(row["psnr_worst_case"] for row in ran)
-        return (
+        sentence = (
             f"No attack recovered more than the floor: at most {best} dB from what the app sends, while {undefended}."
         )
+        departures = "; ".join(report["departures"])
+        return f"{sentence} But {departures}." if departures else sentence
     reasons = [row["reason"] for row in report["attacks"] if not row["applies"] and row["attack"] == "patch_embedding"]
     return f"No attack on pictures applies to what the app sends ({(reasons or ['see below'])[0]}), while {undefended}."
 

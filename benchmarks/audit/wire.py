@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmjp.benchmarks.audit.running import Records
+from fedmjp.benchmarks.audit.running import Records, lines
 from fedmjp.tensors import are_weights
 
 Kind = str  # "weights", "gradient", "unknown" or "nothing"
@@ -26,6 +26,7 @@ class Answer:
     node: int
     question_file: Path
     file: Path
+    change: int | None = None  # 1 where arrays are the change of the weights, -1 where their sign is the opposite
 
     @property
     def sent(self) -> Mapping[str, Tensor]:
@@ -34,8 +35,15 @@ class Answer:
 
     @property
     def arrays(self) -> Mapping[str, Tensor]:
-        """Return what the answer holds, of all its array records, by name."""
-        return read_arrays(self.file)
+        """Return what the answer holds, of all its array records, by name; a change as the weights that it leads to."""
+        arrays = read_arrays(self.file)
+        if self.change is None:
+            return arrays
+        sent = self.sent
+        return {
+            name: sent[name].double() + self.change * tensor.double() if tensor.is_floating_point() else tensor
+            for name, tensor in arrays.items()
+        }
 
     @cached_property
     def kind(self) -> Kind:
@@ -44,7 +52,7 @@ class Answer:
         if not arrays:
             return "nothing"
         shared = {name: sent[name] for name in arrays if name in sent}
-        if are_weights(arrays, shared):
+        if self.change is not None or are_weights(arrays, shared):
             return "weights"
         same = len(shared) == len(arrays) and all(arrays[name].shape == tensor.shape for name, tensor in shared.items())
         if not same:
@@ -76,12 +84,19 @@ def read_answers(records: Records) -> list[Answer]:
         records: Folders of the watched run.
     """
     sent = {line["id"]: line for line in records.wire() if line["way"] == "down"}
+    changes = {line["id"]: line.get("change") for line in lines(records.evaluator / "seen.jsonl")}
     answers = []
     for line in records.wire():
         question = sent.get(line.get("reply_to", ""))
         if line["way"] == "up" and "file" in line and question is not None and "file" in question:
             files = (records.server / question["file"], records.server / line["file"])
-            answers.append(Answer(question["id"], int(question["round"]), int(line["node"]), *files))
+            answer = Answer(question["id"], int(question["round"]), int(line["node"]), *files)
+            change = (
+                None
+                if answer.kind == "weights" or not answer.arrays.keys() <= answer.sent.keys()
+                else changes.get(answer.message)
+            )
+            answers.append(replace(answer, change=change))
     return answers
 
 
@@ -106,7 +121,10 @@ def leaves(records: Records, answers: Sequence[Answer]) -> list[dict[str, Any]]:
         records: Folders of the watched run.
         answers: Of which arrays were kept.
     """
-    kinds = {(answer.server_round, answer.node): answer.kind for answer in answers}
+    kinds = {
+        (answer.server_round, answer.node): "change of the weights" if answer.change else answer.kind
+        for answer in answers
+    }
     entries: dict[tuple[str, str, str], dict[str, Any]] = {}
     for line in records.wire():
         if line["way"] != "up":

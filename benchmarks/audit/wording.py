@@ -69,6 +69,8 @@ def recipe(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if values["loss"]:
         smoothing = values["loss"]["label_smoothing"]
         yield "loss", values["loss"]["name"] + (f", label smoothing {smoothing:g}" if smoothing else "")
+    if values["range"] and tuple(values["range"]) != (0.0, 1.0):
+        yield "pictures are taken in their own range", f"{values['range'][0]:g} to {values['range'][1]:g}"
     if values["normalisation"]:
         mean, std = (", ".join(f"{value:g}" for value in values["normalisation"][key]) for key in ("mean", "std"))
         yield "pictures enter the network", f"less {mean}, divided by {std}"

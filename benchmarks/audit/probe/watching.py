@@ -8,6 +8,7 @@ import copy
 import gc
 import hashlib
 import json
+import math
 import random
 import sys
 import time
@@ -31,7 +32,10 @@ from . import settings
 
 KEPT_EXAMPLES = 64  # of one training message
 KEPT_BYTES = 2**28
+SAMPLED, OUTLIERS = 100_000, 0.002  # values of a batch that its range is read from, and the share that it may leave out
 LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "mse_loss")
+# An answer is a change of the weights from this cosine on; noise lengthens it, and rounding, but nothing else does.
+ALONG, LONGER = 0.3, 1.2
 RULE = ("lr", "momentum", "dampening", "nesterov", "weight_decay", "eps")  # of a parameter group, in each step
 
 _watch: "MessageWatch | None" = None
@@ -59,6 +63,7 @@ class MessageWatch:
         self._kept_bytes, self._kept_examples, self._forwards = 0, 0, 0
         self._sizes: list[int] = []
         self._optimisers: dict[int, dict[str, Any]] = {}  # by identity
+        self._range: tuple[float, float] | None = None  # of the values of pictures as they enter
         self._examples: set[bytes] = set()  # digests of what entered, so that one that enters twice counts once
         self._loss: dict[str, Any] = {}
         self._private: list[tuple[Any, dict[str, Any]]] = []  # Opacus' optimisers
@@ -97,6 +102,12 @@ class MessageWatch:
         inputs = [tensor for tensor in tensors.values() if tensor.ndim > 1] or list(tensors.values())
         self._sizes.append(len(inputs[0]) if inputs and inputs[0].ndim else 0)
         self._examples |= {_digest(example) for example in (inputs[0] if inputs and inputs[0].ndim else ())}
+        for tensor in tensors.values():
+            if tensor.ndim == 4 and tensor.numel():
+                values = tensor.detach().flatten()[:: max(1, tensor.numel() // SAMPLED)].cpu().float().numpy()
+                low, high = np.quantile(values, OUTLIERS), np.quantile(values, 1 - OUTLIERS)  # as of erased parts
+                lowest, highest = self._range or (low, high)
+                self._range = (min(float(low), float(lowest)), max(float(high), float(highest)))
         size = sum(tensor.nbytes for tensor in tensors.values())
         if self._kept_examples < KEPT_EXAMPLES and self._kept_bytes + size <= KEPT_BYTES:
             self._batches.append({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
@@ -180,7 +191,8 @@ class MessageWatch:
             for entry, tensor in batch.items()
         }
         np.savez(self._folder / f"{name}.npz", **arrays)
-        trained = {} if self._module is None else _matching(self._module, self._message).state_dict()
+        module = None if self._module is None else _matching(self._module, self._message)
+        trained = {} if module is None else module.state_dict()
         np.savez(
             self._folder / f"{name}-trained.npz", **{entry: value.cpu().numpy() for entry, value in trained.items()}
         )
@@ -204,6 +216,8 @@ class MessageWatch:
                 ],
                 "loss": self._loss,
                 "normalisations": [*_normalisations, *_of_processors()],
+                "range": self._range,
+                "change": None if module is None else _change_sent(module, self._message, reply),
                 "opacus": [stated for _, stated in self._private],
                 "passes": self._described_passes(),
                 "steps_on_batch": max(self._steps_on_batch.values(), default=0),
@@ -405,6 +419,46 @@ def _tensors(values: Any, name: str = "input") -> list[tuple[str, Tensor]]:
     if hasattr(values, "items"):
         return [pair for key, value in values.items() for pair in _tensors(value, f"{name}-{key}")]
     return []
+
+
+def _change_sent(module: nn.Module, message: Message, reply: Message) -> int | None:
+    """Tell whether an answer is the change of the weights: 1, or -1 if its sign is the opposite; None if it is not.
+
+    What is shorter than the change, or noisy, is still one; a gradient has another length or direction.
+    """
+    if reply.has_error():
+        return None
+    state = {name: value.cpu() for name, value in module.state_dict().items() if value.is_floating_point()}
+    parameters = dict(module.named_parameters())
+    sent, answered = (_named(content, state, parameters) for content in (message.content, reply.content))
+    names = [name for name in answered if name in sent]
+    if not names:
+        return None
+    arrays, start, trained = (
+        torch.cat([values[name].double().flatten() for name in names]) for values in (answered, sent, state)
+    )
+    gradients = [parameters[name].grad if name in parameters else None for name in names]
+    change = trained - start
+    length = float(arrays.norm() * change.norm())
+    cosine = float(arrays @ change) / length if length else 0.0
+    if abs(cosine) < ALONG or float(arrays.norm()) > LONGER * float(change.norm()) / abs(cosine):
+        return None
+    if all(gradient is not None for gradient in gradients):
+        gradient = torch.cat([value.detach().cpu().double().flatten() for value in gradients if value is not None])
+        if float((arrays - gradient).norm()) < float((arrays - math.copysign(1, cosine) * change).norm()):
+            return None
+    return 1 if cosine > 0 else -1
+
+
+def _named(content: Any, state: dict[str, Tensor], parameters: dict[str, Any]) -> dict[str, Tensor]:
+    """Name floating-point arrays as a network does: by name, else in the order of its state or of its parameters."""
+    arrays = {name: array.numpy() for record in content.array_records.values() for name, array in record.items()}
+    floating = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items() if array.dtype.kind == "f"}
+    shapes = [tuple(value.shape) for value in floating.values()]
+    for names in (list(floating), list(state), list(parameters)):
+        if all(name in state for name in names) and shapes == [tuple(state[name].shape) for name in names]:
+            return dict(zip(names, floating.values(), strict=True))
+    return {}
 
 
 def _matching(module: nn.Module, message: Message) -> nn.Module:
