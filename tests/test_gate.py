@@ -188,7 +188,7 @@ def keep_loss_scale(model: nn.Module, images: Tensor, labels: Tensor) -> None:
 
 @pytest.mark.parametrize("backward", [clip, accumulate, add_up, keep_loss_scale])
 def test_a_factor_on_the_gradient_lets_no_feature_out(backward: Any, tmp_path: Path) -> None:
-    gate = gate_of(tmp_path, features="refuse")
+    gate = gate_of(tmp_path, features="refuse", kind="weights")
     app, (images, _) = ClientApp(mods=[gate]), batch_of(8)
 
     @app.train()
