@@ -350,6 +350,23 @@ def test_a_change_that_is_no_sum_of_gradients_is_refused_with_the_reason(name: s
 
 
 @pytest.mark.usefixtures("hooks")
+def test_an_example_that_enters_again_counts_once(tmp_path: Path) -> None:
+    inputs, labels = torch.rand(6, 30), torch.arange(6)
+
+    def train(module: nn.Module) -> None:
+        for first in (0, 3, 0, 3, 0):
+            F.cross_entropy(module(inputs[first : first + 3]), labels[first : first + 3]).backward()
+
+    records = watched(tmp_path, nn.Linear(30, 10), train)
+    recipe, private = read_recipe(records), read_private(records.evaluator, "m", [0.0], [1.0])
+    assert (recipe["examples"], recipe["passes"]) == (6, 2.5)
+    assert private is not None
+    torch.testing.assert_close(torch.cat(private.entered), inputs)
+    assert private.labels is not None
+    assert private.labels.tolist() == labels.tolist()
+
+
+@pytest.mark.usefixtures("hooks")
 def test_momentum_of_an_earlier_round_is_refused(tmp_path: Path) -> None:
     module = small_vit()
     stays = torch.optim.SGD(module.parameters(), 0.01, 0.9)
