@@ -186,6 +186,7 @@ def test_nothing_is_said_to_be_safe_where_the_control_does_not_leak() -> None:
     assert verdict({**report, "control": leaking, "recovered": [row]})[0].startswith("No attack recovered more")
     assert exit_code(report) == 2
     assert exit_code({**report, "control": leaking}) == 0
+    assert exit_code({**report, "control": leaking, "departures": ["other weights were mixed in"]}) == 2
     assert exit_code({**report, "leaks": [{"what": "a", "evidence": "b"}]}) == 1
     assert exit_code({**report, "problem": "the app hangs", "leaks": [{"what": "a", "evidence": "b"}]}) == 2
 

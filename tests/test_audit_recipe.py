@@ -18,6 +18,7 @@ from flwr.app import ArrayRecord, RecordDict
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torchvision import transforms
@@ -27,15 +28,17 @@ import fedmjp
 from fedmjp.benchmarks.audit.attacking import attempt_all, decay_in_loss
 from fedmjp.benchmarks.audit.evaluating import Private, read_private, scored
 from fedmjp.benchmarks.audit.network import take_in
+from fedmjp.benchmarks.audit.noise import Change, Repeats
 from fedmjp.benchmarks.audit.probe import watching
 from fedmjp.benchmarks.audit.protections import verify
-from fedmjp.benchmarks.audit.recipe import as_one_group, channels, read_recipe, threat_of, unreadable
+from fedmjp.benchmarks.audit.recipe import as_one_group, channels, departure_of, read_recipe, threat_of, unreadable
 from fedmjp.benchmarks.audit.running import Records
 from fedmjp.benchmarks.audit.wire import read_answers
 from fedmjp.facade import bundled_pictures
 from fedmjp.metrics import metric
 from fedmjp.records import Features, Reconstruction
 from fedmjp.step import SgdRule, unroll_sgd
+from fedmjp.tensors import without_decay
 from fedmjp.threat import ThreatModel
 from tests.test_audit import MEAN, SIDE, STD, small_vit
 
@@ -46,6 +49,7 @@ RECORDS, BATCH, WIDTH, DELTA = 40, 4, 3000, 1e-5
 def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The probe's patches of torch, taken back afterwards."""
     places = [(nn.Module, "__call__"), (DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__")]
+    places.append((torch.autograd, "grad"))
     places += [(F, name) for name in watching.LOSSES]
     places += [(kind, "__init__") for kind in (transforms.Normalize, v2.Normalize, _presets.ImageClassification)]
     for owner, name in places:
@@ -346,6 +350,23 @@ def test_a_change_that_is_no_sum_of_gradients_is_refused_with_the_reason(name: s
 
 
 @pytest.mark.usefixtures("hooks")
+def test_an_example_that_enters_again_counts_once(tmp_path: Path) -> None:
+    inputs, labels = torch.rand(6, 30), torch.arange(6)
+
+    def train(module: nn.Module) -> None:
+        for first in (0, 3, 0, 3, 0):
+            F.cross_entropy(module(inputs[first : first + 3]), labels[first : first + 3]).backward()
+
+    records = watched(tmp_path, nn.Linear(30, 10), train)
+    recipe, private = read_recipe(records), read_private(records.evaluator, "m", [0.0], [1.0])
+    assert (recipe["examples"], recipe["passes"]) == (6, 2.5)
+    assert private is not None
+    torch.testing.assert_close(torch.cat(private.entered), inputs)
+    assert private.labels is not None
+    assert private.labels.tolist() == labels.tolist()
+
+
+@pytest.mark.usefixtures("hooks")
 def test_momentum_of_an_earlier_round_is_refused(tmp_path: Path) -> None:
     module = small_vit()
     stays = torch.optim.SGD(module.parameters(), 0.01, 0.9)
@@ -468,3 +489,46 @@ def test_changes_of_weights_are_told_from_gradients(
     if kind == "weights":
         change = module.weight.detach() - sent["weight"]
         assert torch.nn.functional.cosine_similarity(only.update["weight"].flatten(), change.flatten(), dim=0) > 0.99
+
+
+@pytest.mark.usefixtures("hooks")
+def test_a_gradient_penalty_is_told(tmp_path: Path) -> None:
+    def train(module: nn.Module) -> None:
+        inputs = torch.rand(2, 30, requires_grad=True)
+        loss = F.cross_entropy(module(inputs).tanh(), torch.arange(2))
+        (slope,) = torch.autograd.grad(loss, inputs, create_graph=True)
+        (loss + slope.square().sum()).backward()
+
+    recipe = read_recipe(watched(tmp_path, nn.Linear(30, 10), train))
+    assert "gradients of gradients" in str(departure_of(recipe))
+
+
+@pytest.mark.parametrize(("noisy", "told"), [(False, True), (True, False)])
+def test_other_weights_in_an_answer_are_told_from_noise(noisy: bool, told: bool) -> None:
+    change = Change(length=1.0, factor=0.1, added=0.5, entries=1000, rounding=1e-6)
+    repeats = Repeats(is_alike=True, deviation=0.01, share=0.3 if noisy else 0.0)
+    assert ("an average with earlier weights" in str(change.departure(repeats))) is told
+
+
+def test_an_average_over_steps_is_read_as_the_change_that_it_is() -> None:
+    """torch's own average of weights over SGD's steps with decay: a sum of gradients with other shares."""
+    module = small_vit()
+    picture = bundled_pictures(1, size=SIDE)[0].image[None]
+    sent = {name: value.detach().clone() for name, value in module.state_dict().items()}
+    average = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    average.update_parameters(module)
+    optimiser = torch.optim.SGD(module.parameters(), 0.01, weight_decay=5e-3)
+    for _ in range(3):
+        optimiser.zero_grad()
+        F.cross_entropy(module((picture - 0.5) / 0.25), torch.tensor([3])).backward()
+        optimiser.step()
+        average.update_parameters(module)
+    change = {name: value.detach() - sent[name] for name, value in average.module.state_dict().items()}
+    network = take_in(module, sent, mean=MEAN, std=STD, side=SIDE)
+    threat = ThreatModel(update="delta", local_steps=3, local_learning_rate=0.01)
+    multiple, _ = decay_in_loss(network, change, threat)
+    assert multiple < 0  # decay makes weights smaller
+    update = {name: without_decay(tensor, sent[name], 1 + multiple) for name, tensor in change.items()}
+    private = Private(((picture - 0.5) / 0.25,), picture, torch.tensor([3]))
+    made = {one.attack: scored(one, private, network) for one in attempt_all(network, update, threat) if one.ran}
+    assert made["patch_embedding_wiener"]["psnr_worst_case"] > 35

@@ -17,9 +17,9 @@ from fedmjp.benchmarks.audit.cheating import play_servers
 from fedmjp.benchmarks.audit.control import Control, make_control
 from fedmjp.benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored
 from fedmjp.benchmarks.audit.network import Network, by_name, load_network, take_in
-from fedmjp.benchmarks.audit.noise import measure_change
+from fedmjp.benchmarks.audit.noise import Repeats, measure_change, measure_repeats
 from fedmjp.benchmarks.audit.protections import verify
-from fedmjp.benchmarks.audit.recipe import as_one_group, channels, read_recipe, threat_of, unreadable
+from fedmjp.benchmarks.audit.recipe import as_one_group, channels, departure_of, read_recipe, threat_of, unreadable
 from fedmjp.benchmarks.audit.running import AppRun, Records, one_line, play
 from fedmjp.benchmarks.audit.wire import Answer, leaves, read_answers, server_controls
 from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
@@ -63,6 +63,7 @@ class Attacked:
     private: Private | None
     attempts: list[Attempt]
     update: Mapping[str, Tensor]
+    multiple: float  # of the weights, that was taken off the update
     departure: str | None  # how the update differs from gradients of the loss that attacks know
 
     @cached_property
@@ -133,6 +134,7 @@ def _examine(name: str, records: Records, run: AppRun, *, stand_in: bool, on_sta
         "unusual": [],
         "cheating": [],
         "departures": [],
+        "taken_off": None,
         "protections": [],
         "advice": None,
         "problem": run.problem,
@@ -195,12 +197,12 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
     if not answers:
         report["not_tested"].append("attacks on uploads: answers hold no arrays that could be kept")
         return
-    rounds = sorted({answer.server_round for answer in answers})
+    rounds, repeats = sorted({answer.server_round for answer in answers}), measure_repeats(records, answers)
     try:
         attacked = [
             case
             for number in rounds
-            for case in _attack_round([answer for answer in answers if answer.server_round == number], records, recipe)
+            for case in _attack_round([one for one in answers if one.server_round == number], records, recipe, repeats)
         ]
     except BadInputError as error:
         report["not_tested"].append(f"attacks on uploads: {error}")
@@ -227,6 +229,8 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
         report["not_tested"].append(f"searches that apply, of minutes to hours each: {', '.join(searches)}")
     failed = dict.fromkeys((attempt.attack, attempt.reason) for attempt in attempts)
     report["not_tested"] += [f"{name} {why}" for name, why in failed if BROKE in why or why == LATE]
+    if taken_off := [case for case in attacked if case.multiple]:
+        report["taken_off"] = f"{taken_off[0].multiple:.3g} times the weights, as of a penalty on their squares"
     report["departures"] = list(dict.fromkeys(case.departure for case in attacked if case.departure))
     report["cheating"] = play_servers(network, recipe, worst.answer.kind)
     control = _report_control(network, worst.private, findings)
@@ -235,7 +239,9 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
         report["advice"] = _advise(network, same_round, control, recipe)
 
 
-def _attack_round(answers: Sequence[Answer], records: Records, recipe: Mapping[str, Any]) -> list[Attacked]:
+def _attack_round(
+    answers: Sequence[Answer], records: Records, recipe: Mapping[str, Any], repeats: Repeats | None
+) -> list[Attacked]:
     """Attack answers of one round with the weights that the server had sent in it.
 
     Raises:
@@ -248,7 +254,7 @@ def _attack_round(answers: Sequence[Answer], records: Records, recipe: Mapping[s
     sent = by_name(module.state_dict(), answers[0].sent)
     network = take_in(module, sent, mean=mean, std=std, side=max(side, 1))
     return [
-        _attack_answer(place, answer, network, recipe, records)
+        _attack_answer(place, answer, network, recipe, records, repeats)
         for place, answer in enumerate(answers[:ATTACKED], start=1)
     ]
 
@@ -268,23 +274,30 @@ def _advise(network: Network, attacked: Sequence[Attacked], control: Control, re
 
 
 def _attack_answer(
-    place: int, answer: Answer, network: Network, recipe: Mapping[str, Any], records: Records
+    place: int,
+    answer: Answer,
+    network: Network,
+    recipe: Mapping[str, Any],
+    records: Records,
+    repeats: Repeats | None,
 ) -> Attacked:
     state = network.module.state_dict()
     update, why = by_name(state, answer.update), unreadable(recipe, answer.kind)
-    if answer.kind == "weights" and why is None:
+    threat, departure, multiple = threat_of(recipe, answer.kind), departure_of(recipe), 0.0
+    if why is None and answer.kind == "weights":
         change = measure_change(answer, records.evaluator)
         factor = change.factor if change is not None and change.is_scaled else 1.0
         update = as_one_group(update, by_name(state, answer.sent), recipe, factor=factor)
-    threat = threat_of(recipe, answer.kind)
-    multiple, departure = (0.0, None) if why else decay_in_loss(network, update, threat)
-    if multiple:
-        departure = f"{multiple:.3g} times the weights, as of a penalty on their squares, was taken off the update"
-        update = {name: without_decay(tensor, state[name], 1 + multiple) for name, tensor in update.items()}
+        departure = departure or (change.departure(repeats) if change is not None else None)
+    if why is None:
+        multiple, shifted = decay_in_loss(network, update, threat)
+        if multiple:
+            update = {name: without_decay(tensor, state[name], 1 + multiple) for name, tensor in update.items()}
+        departure = departure or shifted
     attempts = attempt_all(network, update, threat, unreadable=why)
     private = read_private(records.evaluator, answer.message, *channels(recipe))
     where = f"client {place}, round {answer.server_round}"
-    return Attacked(where, answer, network, private, attempts, update, departure)
+    return Attacked(where, answer, network, private, attempts, update, multiple, departure)
 
 
 def _report_recovered(attacked: Attacked, findings: Findings) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,25 @@ from fedmjp.benchmarks.audit.wire import Answer
 EQUAL = 1e-6  # relative difference that rounding leaves
 DROWNED = 0.9  # share of an answer from which on noise hides what one example did
 SMALL = 1e-3  # share of an update's length from which on something was added to it
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Two answers of one client to the same message."""
+
+    is_alike: bool  # whether they began with the same weights, batches and draws
+    deviation: float  # standard deviation of the noise in one number of one answer
+    share: float  # of the length of an answer's update that is noise
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the answers differ by more than rounding."""
+        return self.share > SMALL
+
+    @property
+    def drowns(self) -> bool:
+        """Tell whether fresh noise is all but all of what a client says."""
+        return self.is_alike and self.share >= DROWNED
 
 
 @dataclass(frozen=True)
@@ -45,24 +64,19 @@ class Change:
         """Tell whether the update is longer or shorter than it was trained, by more than noise explains."""
         return abs(self.factor - 1) > SMALL + 3 * self.deviation / self.length
 
+    def departure(self, repeats: Repeats | None) -> str | None:
+        """Explain that other weights were mixed in, where what was added is no noise; None if it may be noise.
 
-@dataclass(frozen=True)
-class Repeats:
-    """Two answers of one client to the same message."""
-
-    is_alike: bool  # whether they began with the same weights, batches and draws
-    deviation: float  # standard deviation of the noise in one number of one answer
-    share: float  # of the length of an answer's update that is noise
-
-    @property
-    def is_noisy(self) -> bool:
-        """Whether the answers differ by more than rounding."""
-        return self.share > SMALL
-
-    @property
-    def drowns(self) -> bool:
-        """Tell whether fresh noise is all but all of what a client says."""
-        return self.is_alike and self.share >= DROWNED
+        Args:
+            repeats: Two answers to one message, which show whether noise is drawn.
+        """
+        if not self.is_noisy or repeats is None or not repeats.is_alike or repeats.is_noisy:
+            return None
+        return (
+            "the update is no gradient of this round: what left is what was trained and something besides, "
+            f"{self.added / self.length:.2g} times as long and the same in every repeat, as an average with earlier "
+            "weights or a change from another base is"
+        )
 
 
 def measure_change(answer: Answer, folder: Path) -> Change | None:
@@ -99,11 +113,10 @@ def measure_repeats(records: Records, answers: Sequence[Answer]) -> Repeats | No
     if len(noted) < 2 or original is None:
         return None
     first, second = (
-        Answer(line["id"], original.server_round, original.node, original.question_file, records.server / line["file"])
-        for line in noted[:2]
+        replace(original, message=line["id"], file=records.server / line["file"]).update for line in noted[:2]
     )
-    names = [name for name, tensor in first.update.items() if name in second.update]
-    first_update, second_update = (flat(answer.update, names) for answer in (first, second))
+    names = [name for name in first if name in second]
+    first_update, second_update = (flat(update, names) for update in (first, second))
     noise, length = (
         float((first_update - second_update).norm()) / math.sqrt(2),
         max(float(first_update.norm()), float(second_update.norm())),

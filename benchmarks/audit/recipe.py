@@ -55,6 +55,7 @@ def read_recipe(records: Records) -> dict[str, Any]:
         "loss": first["loss"],
         "normalisation": normalisation(first["normalisations"]),
         "range": _range_of_pictures(trained),
+        "second_order": first["second_order"],
         "opacus": _private_optimisers(trained),
         "seconds": first["seconds"],
     }
@@ -260,6 +261,20 @@ def unreadable(recipe: Mapping[str, Any], kind: str) -> str | None:
     if kind not in ("weights", "gradient"):
         return "what was sent has other names or shapes than the weights: nobody can say what it is of"
     return _no_gradients(recipe) if kind == "weights" else None
+
+
+def departure_of(recipe: Mapping[str, Any]) -> str | None:
+    """Explain how an update that can be read differs from the gradient of a loss of pictures; None if nothing is seen.
+
+    Args:
+        recipe: Of the clients' training.
+    """
+    if not recipe["second_order"]:
+        return None
+    return (
+        "the update is no gradient of the loss alone: the client computed gradients of gradients, as a gradient "
+        "penalty does, which attacks do not know"
+    )
 
 
 def _no_gradients(recipe: Mapping[str, Any]) -> str | None:

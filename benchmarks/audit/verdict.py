@@ -16,7 +16,8 @@ HOLDS, LEAKS, UNKNOWN = 0, 1, 2
 def exit_code(report: Mapping[str, Any]) -> int:
     """Return 0 where the policy holds, 1 where something leaks against it, 2 where nobody can tell.
 
-    Nobody can where the app was not seen to the end, or where attacks do not work on its network without a defence.
+    Nobody can where the app was not seen to the end, where attacks do not work on its network without a defence, or
+    where an update is not what they take it for.
 
     Args:
         report: As ``report.json`` holds it.
@@ -25,7 +26,7 @@ def exit_code(report: Mapping[str, Any]) -> int:
         return UNKNOWN
     if report["leaks"]:
         return LEAKS
-    return HOLDS if "pictures" in _control(report)["leaks"] else UNKNOWN
+    return HOLDS if "pictures" in _control(report)["leaks"] and not report["departures"] else UNKNOWN
 
 
 def first_line(report: Mapping[str, Any]) -> str:
@@ -84,7 +85,7 @@ def _of_pictures(report: Mapping[str, Any]) -> str:
             f"No attack recovered more than the floor: at most {best} dB from what the app sends, while {undefended}."
         )
         departures = "; ".join(report["departures"])
-        return f"{sentence} But {departures}." if departures else sentence
+        return f"{sentence} But {departures}. So that is no evidence of protection." if departures else sentence
     reasons = [row["reason"] for row in report["attacks"] if not row["applies"] and row["attack"] == "patch_embedding"]
     return f"No attack on pictures applies to what the app sends ({(reasons or ['see below'])[0]}), while {undefended}."
 

@@ -64,7 +64,11 @@ def recipe(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name in ("momentum", "weight_decay"):
         if values[name]:
             yield name.replace("_", " "), f"{values[name]:g}"
+    if len(values["groups"]) > 1:
+        yield "groups of parameters, each with rates and decay of its own", str(len(values["groups"]))
     yield "steps of a client in a round", str(values["steps"])
+    if values["passes"] > 1:
+        yield "passes over its examples", f"{values['passes']:g}"
     yield "batches", ", ".join(f"{count} of {size}" for size, count in values["batch_sizes"].items())
     if values["loss"]:
         smoothing = values["loss"]["label_smoothing"]

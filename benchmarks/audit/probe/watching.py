@@ -63,6 +63,7 @@ class MessageWatch:
         self._kept_bytes, self._kept_examples, self._forwards = 0, 0, 0
         self._sizes: list[int] = []
         self._optimisers: dict[int, dict[str, Any]] = {}  # by identity
+        self._second_order = 0  # gradients that were computed to be differentiated again
         self._range: tuple[float, float] | None = None  # of the values of pictures as they enter
         self._examples: set[bytes] = set()  # digests of what entered, so that one that enters twice counts once
         self._loss: dict[str, Any] = {}
@@ -138,6 +139,10 @@ class MessageWatch:
             }
         if isinstance(target, Tensor) and self._batches and len(self._batches) == len(self._sizes):
             self._batches[-1].setdefault("target", target.detach().cpu().clone())
+
+    def see_second_order(self) -> None:
+        """Note gradients that are part of the loss, as a gradient penalty is."""
+        self._second_order += 1
 
     def see_step(self, optimiser: torch.optim.Optimizer) -> None:
         """Note an optimiser that is about to take a step.
@@ -217,6 +222,7 @@ class MessageWatch:
                 "loss": self._loss,
                 "normalisations": [*_normalisations, *_of_processors()],
                 "range": self._range,
+                "second_order": self._second_order,
                 "change": None if module is None else _change_sent(module, self._message, reply),
                 "opacus": [stated for _, stated in self._private],
                 "passes": self._described_passes(),
@@ -263,6 +269,8 @@ def watch_torch() -> None:
     for name in LOSSES:
         setattr(F, name, _seen_loss(name, getattr(F, name)))
     register_optimizer_step_pre_hook(_seen_step)
+    autograd: Any = torch.autograd
+    autograd.grad = _seen_gradient(autograd.grad)
     loader: Any = data.DataLoader
     loader.__iter__ = _seen_pass(loader.__iter__)
     iterator: Any = dataloader._BaseDataLoaderIter
@@ -294,6 +302,16 @@ def _seen_loss(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         return value
 
     return loss
+
+
+def _seen_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def gradient(*arguments: Any, **keywords: Any) -> Any:
+        if _watch is not None and keywords.get("create_graph"):
+            _watch.see_second_order()
+        return original(*arguments, **keywords)
+
+    return gradient
 
 
 def _seen_step(optimiser: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
