@@ -124,8 +124,9 @@ def fit_entrance(
             to go by; or if mean and std cannot be the client's.
     """
     reads = attack.role == "attack" and attack.reveals == "pictures" and not attack.needs_network
-    if not reads or (upload.kind, upload.num_examples) != (threat.update, threat.pictures):
-        return model, []  # nothing is solved for, or the attack itself says what does not fit
+    stated = (upload.kind, upload.num_examples) == (threat.update, threat.pictures)
+    if not (reads and stated and threat.local_optimiser == "sgd"):
+        return model, []  # nothing is solved for here, or the attack itself says what does not fit
     tokens = shown_tokens(upload.tensors[names.POSITION_EMBEDDING][0].double(), model.prefix_tokens)
     right = upload.tensors[names.PATCH_WEIGHT].double().flatten(1)
     refusal = inexact_refusal(tokens, right) if threat.pictures == 1 else None

@@ -71,9 +71,7 @@ def attack(
             picture and does not say so, or of one that was normalised otherwise.
         BadInputError: If the upload was computed from other weights than the model has.
     """
-    from fedmjp.attacks import ATTACKS  # noqa: PLC0415 (what is shared does not import who attacks)
-    from fedmjp.attacks.adversary import Adversary  # noqa: PLC0415
-    from fedmjp.attacks.recover import fit_entrance  # noqa: PLC0415
+    from fedmjp.attacks.adversary import Adversary  # noqa: PLC0415 (what is shared does not import who attacks)
 
     if isinstance(against, Scenario):
         attacked_model: Any = build_vit(against.network).to(against.device) if model is None else model
@@ -81,12 +79,13 @@ def attack(
         require_weights(upload, weights_digest(attacked_model.state_dict()))
     else:
         update: Any = upload.kind if upload.kind in ATTACKED else "gradient"  # then the attack refuses the upload
-        view = threat or ThreatModel(update=update, batch_size=upload.num_examples)
+        attacked_model, view = against, threat or ThreatModel(update=update, batch_size=upload.num_examples)
         require_weights(upload, against.weights)
-        attacked_model, notes = fit_entrance(ATTACKS.get(name)(options or {}), upload, against, view)
+    adversary = Adversary(attacked_model, view, seed)
+    if isinstance(against, Adopted):
+        adversary, notes = adversary.fit(name, upload, options or {})
         for note in notes:
             warnings.warn(f"{name}: {note}", stacklevel=2)
-    adversary = Adversary(attacked_model, view, seed)
     return adversary.reconstruct(name, [upload], options or {}, on_progress=lambda _done, _total, _loss: None)[0]
 
 
