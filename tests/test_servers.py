@@ -129,6 +129,8 @@ def test_a_class_is_fished_out_of_a_sum_and_out_of_weights_after_an_epoch() -> N
         "class_fishing", update="delta", local_steps=2, local_batch_size=2, local_momentum=0.9,
     )  # fmt: skip
     assert scores(attacked(epoch, epoch.exchange(pictures)), pictures)[1] > 55
+    decayed = scenario_of("class_fishing", update="delta", local_weight_decay=0.05)
+    assert scores(attacked(decayed, decayed.exchange(pictures)), pictures)[1] > 55
 
 
 def test_feature_fishing_takes_one_of_two_pictures_of_a_class() -> None:

@@ -43,6 +43,7 @@ class Classifier(nn.Module):
         self.unknown_embedding: nn.Parameter | None = None
         self.localisation: LocalisationRegressor | None = None
         self.image_size, self.patch_size = image_size, patch_size
+        self.pixels = (image_size, image_size)  # height and width of its pictures, which are squares
         self.grid = image_size // patch_size  # patches per side, as a jigsaw moves them
         self.defended = False  # whether the model has MJP's unknown position embedding
         self.has_positions = False  # whether it has an absolute position embedding: updates then hold its gradient
