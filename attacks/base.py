@@ -311,8 +311,9 @@ class Attack(ABC, Generic[Model, Made]):
         for result, upload in zip(disclosures, uploads, strict=True):
             diagnostics = {name: float(value) for name, value in getattr(result, "diagnostics", {}).items()}
             if isinstance(result, Reconstruction) and self.reveals == "pictures":
-                shape, expected = result.images.shape, (upload.num_examples, 3, model.image_size, model.image_size)
-                checked.append(Reconstruction(result.images.cpu(), diagnostics))
+                shape, expected = result.images.shape, (upload.num_examples, 3, *model.pixels)
+                seen = None if result.seen is None else result.seen.cpu()
+                checked.append(Reconstruction(result.images.cpu(), diagnostics, seen))
             elif isinstance(result, Features) and self.reveals != "pictures":
                 shape, expected = result.labels.shape, (upload.num_examples,)
                 features = None if result.features is None else result.features.cpu()
@@ -429,13 +430,13 @@ def showing_pictures(attack: Attack[Model, Disclosure]) -> Attack[Model, Reconst
 
 
 def picture(patches: Tensor, model: Entrance) -> Tensor:
-    """Assemble a picture (1, 3, size, size), float32 in [0, 1] on the CPU, from normalised patches.
+    """Assemble a picture (1, 3, height, width), float32 in [0, 1] on the CPU, from normalised patches.
 
     Args:
         patches: Rows (patches, 3 * patch_size ** 2) in reading order.
         model: States the sizes, and the mean and standard deviation of its inputs.
     """
-    return model.denormalise(from_patches(patches[None], model.image_size, model.patch_size)).float().cpu()
+    return model.denormalise(from_patches(patches[None], model.pixels, model.patch_size)).float().cpu()
 
 
 def on_device(upload: Upload, name: str, model: Entrance) -> Tensor:

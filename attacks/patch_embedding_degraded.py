@@ -18,7 +18,7 @@ from fedmjp.attacks.token_gradients import positions_refusal, shown_tokens
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
-from fedmjp.models.entrance import Entrance
+from fedmjp.models.entrance import Entrance, count_patches
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import FLOAT32, ThreatModel
 
@@ -87,7 +87,7 @@ class PatchEmbeddingDegraded(Attack[Entrance]):
         self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
         if is_clean(upload, threat):
-            few = count_refusal(model.grid**2, len(model.get_parameter(names.PATCH_WEIGHT))) is None
+            few = count_refusal(count_patches(model), len(model.get_parameter(names.PATCH_WEIGHT))) is None
             exact = PatchEmbeddingAttack() if few else PatchEmbeddingWiener()
             return exact.run([replace(upload, others=())], model, threat, generator=generator)[0]
         pictures = PicturePrior(model)

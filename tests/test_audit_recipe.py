@@ -327,6 +327,37 @@ def test_what_an_optimiser_did_is_read_and_taken_into_account(name: str, tmp_pat
         assert made["labels"]["labels_right"] == 1
 
 
+def clip(module: nn.Module, images: Tensor, labels: Tensor) -> None:
+    F.cross_entropy(module(images), labels).backward()
+    nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+
+
+def accumulate(module: nn.Module, images: Tensor, labels: Tensor) -> None:
+    for few, of in zip(images.split(2), labels.split(2), strict=True):
+        F.cross_entropy(module(few), of).backward()
+
+
+@pytest.mark.usefixtures("hooks")
+@pytest.mark.parametrize("backward", [clip, accumulate])
+def test_a_factor_on_the_gradient_leaves_labels_and_features_as_they_are(backward: Any, tmp_path: Path) -> None:
+    module, labels = small_vit(), torch.tensor([3, 3, 1, 5])
+    pictures = torch.stack([picture.image for picture in bundled_pictures(len(labels), size=SIDE)])
+    sent = {key: value.detach().clone() for key, value in module.state_dict().items()}
+
+    def train(trained: nn.Module) -> None:
+        backward(trained, (pictures - 0.5) / 0.25, labels)
+        torch.optim.SGD(trained.parameters(), 0.1).step()
+
+    recipe = read_recipe(watched(tmp_path, module, train))
+    delta = {key: value.detach() - sent[key] for key, value in module.state_dict().items()}
+    network = take_in(module, sent, mean=MEAN, std=STD, side=SIDE)
+    threat, update = threat_of(recipe, "weights"), as_one_group(delta, sent, recipe)
+    private = Private(((pictures - 0.5) / 0.25,), pictures, labels)
+    made = {one.attack: scored(one, private, network) for one in attempt_all(network, update, threat) if one.ran}
+    assert made["labels"]["labels_right"] == made["class_token"]["labels_right"] == 1
+    assert made["class_token"]["features_near"] == len(labels)
+
+
 class Ours(torch.optim.SGD):
     """An optimiser that is not torch's."""
 

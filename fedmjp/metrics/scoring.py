@@ -58,7 +58,8 @@ def expand_disclosure(disclosed: Disclosure, pictures: int) -> Disclosure:
     if isinstance(disclosed, Reconstruction):
         if len(disclosed.images) > 1:
             return disclosed
-        return replace(disclosed, images=disclosed.images.expand(pictures, -1, -1, -1))
+        seen = None if disclosed.seen is None else disclosed.seen.expand(pictures, -1, -1)
+        return replace(disclosed, images=disclosed.images.expand(pictures, -1, -1, -1), seen=seen)
     if len(disclosed.labels) > 1:
         return disclosed
     features = None if disclosed.features is None else disclosed.features.expand(pictures, -1)
@@ -102,6 +103,24 @@ def score_pictures(
     for name in metrics:
         values[name] = None if metric(name).missing() else metric(name).function(recovered, reference)
     return _finite(values)
+
+
+def score_seen(reconstruction: Reconstruction, private: PrivateBatch, setting: Setting) -> dict[str, Tensor | None]:
+    """Compute the PSNR over the pixels that the upload holds something of; empty where it does of all.
+
+    Args:
+        reconstruction: As many pictures as there are private ones.
+        private: The pictures behind the upload.
+        setting: Which version of the pictures is the reference.
+    """
+    if reconstruction.seen is None:
+        return {}
+    order = match(reconstruction.images, private.version(private.gradient_of))
+    seen = reconstruction.seen[order][:, None].expand(-1, 3, -1, -1)
+    reference = private.version(setting.compared_with)
+    matched = torch.where(seen, reconstruction.images[order], reference)
+    share = seen.flatten(1).double().mean(1)
+    return {"psnr_seen": psnr(matched, reference) + 10 * share.log10()}
 
 
 def score_features(

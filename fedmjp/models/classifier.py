@@ -59,6 +59,11 @@ class Classifier(nn.Module):
         return False
 
     @property
+    def pixels(self) -> tuple[int, int]:
+        """Return height and width of its pictures, which are squares."""
+        return self.image_size, self.image_size
+
+    @property
     def grid(self) -> int:
         """Count the patches per side, as a jigsaw moves them."""
         return self.image_size // self.patch_size
