@@ -364,6 +364,7 @@ class Ours(torch.optim.SGD):
 
 UNREAD: dict[str, tuple[Optimisers, int, str]] = {
     "Adam": (lambda m: [torch.optim.Adam(m.parameters(), 1e-3)], 2, "moved by 2 steps of Adam: the change is no sum"),
+    "Adafactor": (lambda m: [torch.optim.Adafactor(m.parameters())], 1, "1 steps of Adafactor: the change is no sum"),
     "L2 in Adam": (lambda m: [torch.optim.Adam(m.parameters(), weight_decay=0.1)], 1, "the change is no sum"),
     "somebody's": (lambda m: [Ours(m.parameters(), 0.1)], 1, "which is not torch's"),
     "uneven": (
@@ -603,3 +604,17 @@ def test_every_round_is_attacked_and_the_worst_is_told(leaking: int, tmp_path: P
     assert not others
     assert float(first["evidence"].split(": ")[1].split(" dB")[0]) > 25
     assert exit_code(report) == 1
+
+
+@pytest.mark.usefixtures("hooks")
+def test_what_hooks_cannot_see_does_not_stop_an_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a tensor of an unknown kind")
+
+    for name in ("see_call", "see_loss", "see_step"):
+        monkeypatch.setattr(watching.MessageWatch, name, fail)
+    module = small_vit()
+    before = module.get_parameter("head.weight").detach().clone()
+    watched(tmp_path, module, trained_by(lambda m: [torch.optim.SGD(m.parameters(), 0.1)], 1))
+    assert not torch.equal(before, module.get_parameter("head.weight"))
+    assert "a tensor of an unknown kind" in (tmp_path / "evaluator" / "notes.jsonl").read_text()

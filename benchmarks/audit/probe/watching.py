@@ -157,7 +157,10 @@ class MessageWatch:
             self._private += _opacus(optimiser)
             self._optimisers[id(optimiser)] = {"object": optimiser, **self._described(optimiser)}
         steps = self._optimisers[id(optimiser)]["steps"]
-        rules = [{name: float(group[name]) for name in RULE if name in group} for group in optimiser.param_groups]
+        rules = [
+            {name: float(group[name]) for name in RULE if isinstance(group.get(name), (int, float, Tensor))}
+            for group in optimiser.param_groups
+        ]
         if steps and steps[-1][1] == rules:
             steps[-1][0] += 1
         else:
@@ -177,13 +180,22 @@ class MessageWatch:
         }
 
     def keep(self, reply: Message) -> None:
-        """Leave everything for the evaluator; what goes wrong here is noted, and is no failure of the app's.
+        """Leave everything for the evaluator.
 
         Args:
             reply: The app's answer.
         """
+        self.see(self._keep, reply)
+
+    def see(self, look: Callable[..., None], *arguments: Any) -> None:
+        """Look at what the app does; what goes wrong here is noted, and is no failure of the app's.
+
+        Args:
+            look: Method that notes something.
+            arguments: Of the call.
+        """
         try:
-            self._keep(reply)
+            look(*arguments)
         except Exception:  # noqa: BLE001 (the app's own work must not be lost by ours)
             settings.note(self._folder, "notes.jsonl", {"note": traceback.format_exc(limit=3)})
 
@@ -282,7 +294,7 @@ def _seen_call(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
         global _depth
         if _watch is not None and _depth == 0:
-            _watch.see_call(module, arguments, keywords)
+            _watch.see(_watch.see_call, module, arguments, keywords)
         counted = next(module.parameters(), None) is not None
         _depth += counted
         try:
@@ -298,7 +310,7 @@ def _seen_loss(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def loss(*arguments: Any, **keywords: Any) -> Any:
         value = original(*arguments, **keywords)
         if _watch is not None:
-            _watch.see_loss(name, value, arguments, keywords)
+            _watch.see(_watch.see_loss, name, value, arguments, keywords)
         return value
 
     return loss
@@ -316,7 +328,7 @@ def _seen_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _seen_step(optimiser: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
     if _watch is not None:
-        _watch.see_step(optimiser)
+        _watch.see(_watch.see_step, optimiser)
 
 
 def _seen_pass(original: Callable[..., Any]) -> Callable[..., Any]:
