@@ -481,18 +481,19 @@ def test_a_penalty_on_the_weights_is_found_in_the_update_itself(strength: float)
 
 @pytest.mark.usefixtures("hooks")
 @pytest.mark.parametrize(
-    ("answer", "kind"),
+    ("answer", "kind", "neither"),
     [
-        (lambda sent, trained, _: trained, "weights"),
-        (lambda sent, trained, _: trained - sent, "weights"),
-        (lambda sent, trained, _: sent - trained, "weights"),
-        (lambda sent, trained, _: 0.1 * (trained - sent), "weights"),
-        (lambda sent, trained, gradient: gradient, "gradient"),
-        (lambda sent, trained, gradient: 0.25 * gradient, "gradient"),
+        (lambda sent, trained, _: trained, "weights", False),
+        (lambda sent, trained, _: trained - sent, "weights", False),
+        (lambda sent, trained, _: sent - trained, "weights", False),
+        (lambda sent, trained, _: 0.1 * (trained - sent), "weights", False),
+        (lambda sent, trained, gradient: gradient, "gradient", False),
+        (lambda sent, trained, gradient: 0.25 * gradient, "gradient", False),
+        (lambda sent, trained, gradient: trained - 0.8 * sent, "gradient", True),
     ],
 )
 def test_changes_of_weights_are_told_from_gradients(
-    answer: Callable[[Tensor, Tensor, Tensor], Tensor], kind: str, tmp_path: Path
+    answer: Callable[[Tensor, Tensor, Tensor], Tensor], kind: str, neither: bool, tmp_path: Path
 ) -> None:
     module, records = nn.Linear(30, 10), Records(tmp_path)
     sent = {name: value.detach().clone() for name, value in module.named_parameters()}
@@ -514,6 +515,7 @@ def test_changes_of_weights_are_told_from_gradients(
     wire_of(records, 1, sent, left)
     (only,) = read_answers(records)
     assert only.kind == kind
+    assert read_recipe(records)["sends_neither"] is neither
     if kind == "weights":
         change = module.weight.detach() - sent["weight"]
         assert torch.nn.functional.cosine_similarity(only.update["weight"].flatten(), change.flatten(), dim=0) > 0.99

@@ -58,6 +58,7 @@ def read_recipe(records: Records) -> dict[str, Any]:
         "normalisation": normalisation(first["normalisations"]),
         "range": _range_of_pictures(trained),
         "second_order": first["second_order"],
+        "sends_neither": first["change"] == 0,
         "opacus": _private_optimisers(trained),
         "seconds": first["seconds"],
     }

@@ -36,6 +36,8 @@ SAMPLED, OUTLIERS = 100_000, 0.002  # values of a batch that its range is read f
 LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "mse_loss")
 # An answer is a change of the weights from this cosine on; noise lengthens it, and rounding, but nothing else does.
 ALONG, LONGER = 0.3, 1.2
+WEIGHTS = 0.5  # relative distance from what was sent up to which an answer is weights
+ALIKE = 0.99  # cosine with the last gradient from which on an answer is a multiple of it
 RULE = ("lr", "momentum", "dampening", "nesterov", "weight_decay", "eps")  # of a parameter group, in each step
 
 _watch: "MessageWatch | None" = None
@@ -454,9 +456,10 @@ def _tensors(values: Any, name: str = "input") -> list[tuple[str, Tensor]]:
 
 
 def _change_sent(module: nn.Module, message: Message, reply: Message) -> int | None:
-    """Tell whether an answer is the change of the weights: 1, or -1 if its sign is the opposite; None if it is not.
+    """Tell whether an answer is the change of the weights: 1, or -1 if its sign is the opposite.
 
-    What is shorter than the change, or noisy, is still one; a gradient has another length or direction.
+    What is shorter than the change, or noisy, is still one; a gradient has another length or direction. 0 if it is
+    neither that nor a multiple of the last gradient; None if nobody can tell.
     """
     if reply.has_error():
         return None
@@ -469,17 +472,22 @@ def _change_sent(module: nn.Module, message: Message, reply: Message) -> int | N
     arrays, start, trained = (
         torch.cat([values[name].double().flatten() for name in names]) for values in (answered, sent, state)
     )
+    if float((arrays - start).norm()) <= WEIGHTS * float(start.norm()):
+        return None
     gradients = [parameters[name].grad if name in parameters else None for name in names]
     change = trained - start
     length = float(arrays.norm() * change.norm())
     cosine = float(arrays @ change) / length if length else 0.0
-    if abs(cosine) < ALONG or float(arrays.norm()) > LONGER * float(change.norm()) / abs(cosine):
-        return None
+    is_change = abs(cosine) >= ALONG and float(arrays.norm()) <= LONGER * float(change.norm()) / abs(cosine)
+    is_gradient = None
     if all(gradient is not None for gradient in gradients):
         gradient = torch.cat([value.detach().cpu().double().flatten() for value in gradients if value is not None])
-        if float((arrays - gradient).norm()) < float((arrays - math.copysign(1, cosine) * change).norm()):
+        is_gradient = bool(arrays @ gradient >= ALIKE * arrays.norm() * gradient.norm())
+        if is_change and (arrays - gradient).norm() < (arrays - math.copysign(1, cosine) * change).norm():
             return None
-    return 1 if cosine > 0 else -1
+    if is_change:
+        return 1 if cosine > 0 else -1
+    return 0 if is_gradient is False else None
 
 
 def _named(content: Any, state: dict[str, Tensor], parameters: dict[str, Any]) -> dict[str, Tensor]:
