@@ -510,13 +510,13 @@ def test_dropped_patches_are_said_and_the_others_scored_by_themselves(clean: Ten
     adopted = adopt(module, mean=MEAN, std=STD)
     with pytest.warns(UserWarning, match="16 of 64 patches have no gradient, as of dropped tokens: nothing shows them"):
         result = fedmjp.attack("patch_embedding", adopted.upload(own), adopted)
-    assert result.seen is not None
-    assert int(result.seen.sum()) == 48 * 64
+    assert result.visible is not None
+    assert int(result.visible.sum()) == 48 * 64
     nothing = torch.zeros(1, 1, dtype=torch.int64)
     private = PrivateBatch(clean, clean, nothing.bool(), nothing, nothing[0], ("cat",), Picture.CLEAN)
     scores = fedmjp.score(result, private, metrics=("psnr",))
     assert scores["psnr"] < 30
-    assert scores["psnr_seen"] > 60
-    where = result.seen[0].expand(3, -1, -1)
+    assert scores["psnr_visible"] > 60
+    where = result.visible[0].expand(3, -1, -1)
     expected = peak_signal_noise_ratio(clean[0][where].numpy(), result.images[0][where].numpy(), data_range=1.0)
-    assert float(scores["psnr_seen"]) == pytest.approx(expected, abs=1e-3)
+    assert float(scores["psnr_visible"]) == pytest.approx(expected, abs=1e-3)
