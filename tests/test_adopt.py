@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import torchvision
 from skimage.metrics import peak_signal_noise_ratio
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torchvision.transforms import v2 as transforms
 
 import fedmjp
@@ -356,8 +357,8 @@ def test_mean_and_std_must_be_known(given: dict[str, Any], message: str) -> None
         (lambda own: own.pop("encoder.pos_embedding"), "has no tensor 'encoder.pos_embedding'"),
         (lambda own: own.update({"conv_proj.weight": None}), "has no tensor 'conv_proj.weight'"),
         (
-            lambda own: own.update({"module.conv_proj.weight": own.pop("conv_proj.weight")}),
-            "did you mean 'module.conv_proj.weight'",
+            lambda own: own.update({"vit.conv_proj.weight": own.pop("conv_proj.weight")}),
+            "did you mean 'vit.conv_proj.weight'",
         ),
         (
             lambda own: own.update({"encoder.pos_embedding": own["encoder.pos_embedding"][:, 1:]}),
@@ -381,6 +382,19 @@ def test_an_upload_that_does_not_fit_is_refused_by_the_users_own_names(
     spoil(own)
     with pytest.raises(BadInputError, match=message):
         adopt(module, mean=MEAN, std=STD).upload(own)
+
+
+@pytest.mark.parametrize(
+    "wrap", [nn.DataParallel, AveragedModel, lambda module: torch.compile(module, backend="eager")]
+)
+def test_what_torchs_wrappers_add_to_names_makes_no_difference(
+    wrap: Callable[[nn.Module], nn.Module], clean: Tensor
+) -> None:
+    wrapped = wrap(made(of_torchvision)).eval()
+    bare, own = made(of_torchvision).eval(), gradients(wrapped, clean)
+    for module, tensors in ((bare, own), (wrapped, gradients(bare, clean)), (wrapped, own)):
+        adopted = adopt(module, mean=MEAN, std=STD)
+        assert psnr(clean, attacked("patch_embedding", adopted.upload(tensors), adopted)) > 40
 
 
 def test_two_tensors_are_enough(clean: Tensor) -> None:

@@ -313,7 +313,7 @@ def without(name: str) -> Callable[[dict[str, Tensor]], object]:
     ("spoil", "message"),
     [
         (without("places"), "has no tensor 'places' (1, 65, 96), which closed forms need"),
-        (lambda own: own.update({"module.places": own.pop("places")}), "own names; did you mean 'module.places'?"),
+        (lambda own: own.update({"my.places": own.pop("places")}), "own names; did you mean 'my.places'?"),
         (
             lambda own: own.update({"cut.weight": own["cut.weight"][:, :, :4].contiguous()}),
             "has shape (96, 3, 4, 8), the module's",
