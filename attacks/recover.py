@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.linear_systems import NEGLIGIBLE, least_squares
-from fedmjp.attacks.token_gradients import TokenGradients, shown_tokens
+from fedmjp.attacks.linear_systems import NEGLIGIBLE
+from fedmjp.attacks.token_gradients import TokenGradients, count_refusal, shown_tokens, solve_patches
 from fedmjp.errors import AttackNotApplicableError, BadInputError
 from fedmjp.models import names
 from fedmjp.models.entrance import channel_values, count_patches, denormalised
@@ -227,32 +227,6 @@ def _ends(
     values = (patches.reshape(len(patches), 3, -1) * scale + centre).flatten().sort().values
     low, high = (float(values[round(share * (len(values) - 1))]) for share in shares)
     return low, high
-
-
-def solve_patches(uploads: Sequence[TokenGradients], right: Sequence[Tensor]) -> list[Tensor]:
-    """Solve the closed form of several uploads that show equally many tokens.
-
-    Args:
-        uploads: The gradients at each upload's tokens.
-        right: Each upload's gradient of the patch embedding, (dim, values) float64.
-
-    Returns:
-        For each upload the normalised patches (patches, values), in place.
-    """
-    solved = least_squares(torch.stack([tokens.unknowns for tokens in uploads]), torch.stack(list(right)))
-    return [tokens.spread(values) for tokens, values in zip(uploads, solved, strict=True)]
-
-
-def count_refusal(patches: int, dim: int) -> str | None:
-    """Say that there are too many patches for the closed form; None if there are not.
-
-    Args:
-        patches: Patches of a picture.
-        dim: Dimensions of a token.
-    """
-    if patches > dim:
-        return f"{patches} patches are more unknowns than the {dim} equations per pixel: underdetermined"
-    return None
 
 
 def inexact_refusal(tokens: TokenGradients, right: Tensor) -> str | None:

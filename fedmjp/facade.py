@@ -119,7 +119,7 @@ def score(
     """
     if setting not in set(Setting):
         raise BadInputError(f"setting {setting!r} is not one of {', '.join(Setting)}")
-    compared = Setting(setting)
+    compared = Setting[setting.upper()]
     if isinstance(result, Features):
         if result.features is not None and model is None:
             raise BadInputError("features are compared with those of the private pictures: give the model")

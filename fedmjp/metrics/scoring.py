@@ -9,10 +9,9 @@ from fedmjp.errors import RecordError
 from fedmjp.metrics import COLOUR, DISCLOSED, metric
 from fedmjp.metrics.gallery import Gallery
 from fedmjp.metrics.pictures import psnr
-from fedmjp.metrics.protocol import Protocol, represent
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Disclosure, Features, Reconstruction
-from fedmjp.settings import Setting
+from fedmjp.settings import Protocol, Setting
 
 
 def score_disclosure(
@@ -98,11 +97,26 @@ def score_pictures(
     reference = private.version(setting.compared_with)
     # By the version that was attacked, in every setting: a reconstruction belongs to one picture.
     matched = reconstruction.images[match(reconstruction.images, private.version(private.gradient_of))]
-    recovered, reference = represent(matched, protocol), represent(reference, protocol)
+    if protocol == "8bit":
+        matched, reference = to_levels(matched), to_levels(reference)
     values = dict[str, Tensor | None]()
     for name in metrics:
-        values[name] = None if metric(name).missing() else metric(name).function(recovered, reference)
+        values[name] = None if metric(name).missing() else metric(name).function(matched, reference)
     return _finite(values)
+
+
+def to_levels(images: Tensor) -> Tensor:
+    """Round images to the 256 levels of a PNG, as the paper's scripts saw them: the protocol "8bit".
+
+    Args:
+        images: (batch, 3, height, width) in [0, 1].
+
+    Example:
+        >>> import torch
+        >>> to_levels(torch.tensor([0.5]))
+        tensor([0.5020])
+    """
+    return (images * 255).round() / 255
 
 
 def score_visible(reconstruction: Reconstruction, private: PrivateBatch, setting: Setting) -> dict[str, Tensor | None]:
