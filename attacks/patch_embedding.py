@@ -7,7 +7,7 @@ from fedmjp.attacks.base import on_device
 from fedmjp.attacks.closed_form import ClosedForm, Oracle, Solution, System, stacked
 from fedmjp.attacks.linear_systems import NEGLIGIBLE, posterior_mean
 from fedmjp.attacks.natural_patches import natural_inputs, prior_refusal
-from fedmjp.attacks.recover import count_refusal, solve_patches
+from fedmjp.attacks.token_gradients import count_refusal, solve_patches
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
 from fedmjp.models.entrance import Entrance, count_patches

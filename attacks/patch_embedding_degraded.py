@@ -13,8 +13,7 @@ from fedmjp.attacks.entries import COARSE, coarse, read_entries, unread
 from fedmjp.attacks.joint_posterior import Equations, PicturePrior, agreement, most_likely
 from fedmjp.attacks.natural_patches import prior_refusal
 from fedmjp.attacks.patch_embedding import PatchEmbeddingAttack, PatchEmbeddingWiener
-from fedmjp.attacks.recover import count_refusal
-from fedmjp.attacks.token_gradients import positions_refusal, shown_tokens
+from fedmjp.attacks.token_gradients import count_refusal, positions_refusal, shown_tokens
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.models import names

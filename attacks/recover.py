@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedmjp.attacks.linear_systems import NEGLIGIBLE, least_squares
-from fedmjp.attacks.token_gradients import TokenGradients, shown_tokens
+from fedmjp.attacks.linear_systems import NEGLIGIBLE
+from fedmjp.attacks.token_gradients import TokenGradients, count_refusal, shown_tokens, solve_patches
 from fedmjp.errors import AttackNotApplicableError, BadInputError
 from fedmjp.models import names
 from fedmjp.models.entrance import channel_values, count_patches, denormalised
@@ -96,11 +96,11 @@ def recover(
         side = patch_size * math.isqrt(len(patches))
         pixels = likely_pixels(patches, tokens.mask, patch_size, (side, side))
     entered = from_patches(patches[None], pixels, patch_size)
-    known, rough = patches[~tokens.mask], _unexplained(tokens, right)[0] > PRECISE
+    visible, rough = patches[~tokens.mask], _unexplained(tokens, right)[0] > PRECISE
     normalisation = (
-        _stretched(known, *channel_values((0,) * 3, (1,) * 3))
+        _stretched(visible, *channel_values((0,) * 3, (1,) * 3))
         if stated is None
-        else likely_range(known, *stated, rough=rough)
+        else likely_range(visible, *stated, rough=rough)
     )
     return denormalised(entered, *(torch.tensor(values).view(3, 1, 1) for values in normalisation))[0].float()
 
@@ -227,32 +227,6 @@ def _ends(
     values = (patches.reshape(len(patches), 3, -1) * scale + centre).flatten().sort().values
     low, high = (float(values[round(share * (len(values) - 1))]) for share in shares)
     return low, high
-
-
-def solve_patches(uploads: Sequence[TokenGradients], right: Sequence[Tensor]) -> list[Tensor]:
-    """Solve the closed form of several uploads that show equally many tokens.
-
-    Args:
-        uploads: The gradients at each upload's tokens.
-        right: Each upload's gradient of the patch embedding, (dim, values) float64.
-
-    Returns:
-        For each upload the normalised patches (patches, values), in place.
-    """
-    solved = least_squares(torch.stack([tokens.unknowns for tokens in uploads]), torch.stack(list(right)))
-    return [tokens.spread(values) for tokens, values in zip(uploads, solved, strict=True)]
-
-
-def count_refusal(patches: int, dim: int) -> str | None:
-    """Say that there are too many patches for the closed form; None if there are not.
-
-    Args:
-        patches: Patches of a picture.
-        dim: Dimensions of a token.
-    """
-    if patches > dim:
-        return f"{patches} patches are more unknowns than the {dim} equations per pixel: underdetermined"
-    return None
 
 
 def inexact_refusal(tokens: TokenGradients, right: Tensor) -> str | None:

@@ -21,32 +21,7 @@ if TYPE_CHECKING:
 
 OUTPUT = Path("results/module")
 REPORT = "attack.json"
-NEED_MODULE = {"gradient", "mean", "std", "private"}
-APPLY = NEED_MODULE | {
-    "name", "module", "batch_size", "local_steps", "local_learning_rate", "options", "seed", "device", "output",
-}  # fmt: skip
 METRICS = ("psnr", "ssim", "mse")
-
-
-def refuse_options(typed: Mapping[str, str]) -> None:
-    """Refuse options that go only with --module, or only without it.
-
-    Args:
-        typed: Those that the user typed, by their names in Python and on the command line.
-
-    Raises:
-        BadInputError: If there is such an option, or --gradient is missing.
-    """
-    from fedmjp.errors import BadInputError
-
-    if "module" not in typed:
-        if alone := next((option for name, option in typed.items() if name in NEED_MODULE), None):
-            raise BadInputError(f"{alone} is of a model of your own: name it with --module package:factory")
-        return
-    if extra := next((option for name, option in typed.items() if name not in APPLY), None):
-        raise BadInputError(f"{extra} does not go with --module, whose upload is taken as it is; leave it out")
-    if "gradient" not in typed:
-        raise BadInputError("--module needs --gradient FILE, which holds what a client uploaded")
 
 
 def attack_module(options: Mapping[str, Any], console: "Console") -> None:
@@ -59,8 +34,7 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
     from fedmjp.attacks import ATTACKS
     from fedmjp.attacks.base import showing_pictures
     from fedmjp.attacks.recover import fit_entrance
-    from fedmjp.benchmarks.folder.output import claim_folder
-    from fedmjp.benchmarks.folder.pictures import png_of, save_png
+    from fedmjp.benchmarks.folder.output import claim_folder, png_of, save_png
     from fedmjp.errors import BadInputError
     from fedmjp.facade import attack
     from fedmjp.gradient_files import read_gradients
@@ -116,8 +90,12 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
         tell(console, f"{path} states no digest of weights; they are taken to be the module's.")
     tell(console, *notes, style="bold red")
     if scores:
-        seen = f" ({scores['psnr_seen']:.1f} dB where patches have a gradient)" if "psnr_seen" in scores else ""
-        tell(console, f"Against {options['private']}: PSNR {scores['psnr']:.1f} dB{seen}, SSIM {scores['ssim']:.3f}.")
+        visible = (
+            f" ({scores['psnr_visible']:.1f} dB where patches have a gradient)" if "psnr_visible" in scores else ""
+        )
+        tell(
+            console, f"Against {options['private']}: PSNR {scores['psnr']:.1f} dB{visible}, SSIM {scores['ssim']:.3f}."
+        )
     tell(console, f"Written to {folder}: {', '.join([*pictures, REPORT])}.")
 
 
