@@ -584,7 +584,7 @@ def test_every_round_is_attacked_and_the_worst_is_told(leaking: int, tmp_path: P
     picture = bundled_pictures(1, size=SIDE)[0].image[None]
 
     def train(trained: nn.Module) -> None:
-        optimiser = torch.optim.SGD(trained.parameters(), 0.05, weight_decay=5e-3)
+        optimiser = torch.optim.SGD(trained.parameters(), 0.1 / number, weight_decay=0.05)
         F.cross_entropy(trained(255 * picture), torch.tensor([3])).backward()
         optimiser.step()
         optimiser.zero_grad()
