@@ -223,8 +223,8 @@ def test_a_campaign_names_a_server_and_a_table_says_which(tmp_path: Path) -> Non
     grid = {"models": ["deit_tiny"], "defences": ["none"], "attacks": ["grey"], "settings": ["a"]}
     campaign = Campaign.parse({"name": "fishing", "grids": [grid | {"server": {"name": "class_fishing", "class": 3}}]})
     (experiment,) = campaign.experiments(device="cpu")
-    assert experiment.threat.server is not None
-    assert experiment.threat.server.text == "class_fishing:class=3"
+    assert experiment.scenario.threat.server is not None
+    assert experiment.scenario.threat.server.text == "class_fishing:class=3"
     size = ["--model", "deit_tiny", "--image-size", str(SMALL["image_size"]), "--patch-size", str(SMALL["patch_size"])]
     asked = ["attack", "--attack", "patch_embedding", "--server", "class_fishing", "--batch-size", "4", "--limit", "4"]
     result = CliRunner().invoke(app, [*asked, *size, "--output", str(tmp_path)])
