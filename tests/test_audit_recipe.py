@@ -475,6 +475,8 @@ def test_a_penalty_on_the_weights_is_found_in_the_update_itself(strength: float)
     multiple, departure = decay_in_loss(network, update, ThreatModel())
     assert multiple == pytest.approx(2 * strength, rel=1e-3)
     assert departure is None
+    frozen = {**update, "pos_embed": torch.zeros_like(update["pos_embed"])}
+    assert decay_in_loss(network, frozen, ThreatModel()) == (0.0, None)
     update["patch_embed.proj.bias"] = update["patch_embed.proj.bias"] + 0.1 * torch.ones(48)
     assert "no gradient of one step" in str(decay_in_loss(network, update, ThreatModel())[1])
 

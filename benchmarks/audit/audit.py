@@ -62,7 +62,6 @@ class Findings:
 class Attacked:
     """One answer with what attacks made of it and what is behind it."""
 
-    where: str  # which client and round, in words
     answer: Answer
     network: Network
     private: Private | None
@@ -228,8 +227,10 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
         }
         for attempt in worst.attempts
     ]  # fmt: skip
+    nodes = list(dict.fromkeys(answer.node for answer in answers))
     for case in sorted(attacked, key=lambda case: -case.best_recovery):
-        _report_recovered(case, findings)
+        where = f"client {1 + nodes.index(case.answer.node)}, round {case.answer.server_round}"
+        _report_recovered(where, case, findings)
     attempts = [attempt for case in attacked for attempt in case.attempts]
     if searches := [row["attack"] for row in report["attacks"] if row["reason"] == NOT_RUN and row["role"] == "attack"]:
         report["not_tested"].append(f"searches that apply, of minutes to hours each: {', '.join(searches)}")
@@ -259,10 +260,7 @@ def _attack_round(
     module = load_network(records.model, records.root / "app" / "audited")
     sent = by_name(module.state_dict(), answers[0].sent)
     network = take_in(module, sent, mean=mean, std=std, side=max(side, 1))
-    return [
-        _attack_answer(place, answer, network, records, repeats)
-        for place, answer in enumerate(answers[:ATTACKED], start=1)
-    ]
+    return [_attack_answer(answer, network, records, repeats) for answer in answers[:ATTACKED]]
 
 
 def _advise(network: Network, attacked: Sequence[Attacked], control: Control) -> Any:
@@ -279,7 +277,6 @@ def _advise(network: Network, attacked: Sequence[Attacked], control: Control) ->
 
 
 def _attack_answer(
-    place: int,
     answer: Answer,
     network: Network,
     records: Records,
@@ -302,12 +299,11 @@ def _attack_answer(
         departure = departure or shifted
     attempts = attempt_all(network, update, threat, unreadable=why)
     private = read_private(records.evaluator, answer.message, *channels(recipe))
-    where = f"client {place}, round {answer.server_round}"
-    return Attacked(where, answer, network, private, attempts, update, threat, multiple, departure)
+    return Attacked(answer, network, private, attempts, update, threat, multiple, departure)
 
 
-def _report_recovered(attacked: Attacked, findings: Findings) -> None:
-    report, private, where = findings.report, attacked.private, attacked.where
+def _report_recovered(where: str, attacked: Attacked, findings: Findings) -> None:
+    report, private = findings.report, attacked.private
     if private is None:
         report["not_tested"].append(f"{where}: nothing is known of what is behind its upload, so nothing is scored")
         return
