@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedmjp.registry import Registry
-from fedmjp.stated import named_classes
+from fedmjp.registry import Registry, named_classes
 
 if TYPE_CHECKING:
     from fedmjp.attacks.base import Attack

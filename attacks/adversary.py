@@ -2,16 +2,20 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.base import Progress, undecayed
+from fedmjp.attacks.recover import fit_entrance
 from fedmjp.attacks.stages import TENSORS, Stage, reassembled, unstaged
 from fedmjp.errors import AttackNotApplicableError
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Disclosure, Reconstruction, Upload
 from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
+
+if TYPE_CHECKING:
+    from fedmjp.models.adopt import Adopted
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,24 @@ class Adversary:
     model: VitClassifier
     threat: ThreatModel
     seed: int
+
+    def fit(self, attack: str, upload: Upload, options: Mapping[str, Any]) -> tuple[Self, list[str]]:
+        """Hold what is known of a user's adopted model against an upload, before an attack reads it.
+
+        Args:
+            attack: Its registered name.
+            upload: Of the model.
+            options: Of the attack.
+
+        Returns:
+            The adversary with the model as ``fit_entrance`` gives it, and what to say of it.
+
+        Raises:
+            BadInputError: If there is no such attack or option, or the upload is not what it is said to be.
+        """
+        method, model = ATTACKS.get(attack)(options), cast("Adopted", self.model)
+        fitted, notes = fit_entrance(method, undecayed(upload, model, self.threat), model, self.threat)
+        return replace(self, model=cast(VitClassifier, fitted)), notes
 
     def reconstruct(
         self,

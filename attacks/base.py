@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Generic, cast, get_args, overload
 
@@ -19,7 +19,7 @@ from fedmjp.defences.pipeline import Pipeline
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError, ConfigError
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.models.entrance import Entrance
+from fedmjp.models.entrance import Entrance, denormalised
 from fedmjp.models.roles import roles_of
 from fedmjp.patches import from_patches
 from fedmjp.records import ATTACKED, Disclosure, Features, Reconstruction, Upload, weights_digest
@@ -216,10 +216,11 @@ class Attack(ABC, Generic[Model, Made]):
             )
         shapes = _shapes(network)
         declared = [self._declared(upload, network, threat, shapes) for upload in uploads]
-        if self._reads_adamw(threat):
+        if threat.local_optimiser == "adamw" and self.role != "floor":
             declared = [gradient_behind(upload, network, threat, signs=self.reads_signs) for upload in declared]
             threat = as_gradient(threat)
-        declared = [undecayed(upload, network, threat) for upload in declared]
+        if threat.local_weight_decay:
+            declared = [undecayed(upload, network, threat) for upload in declared]
         generators = _Generators(partial(self._generator_for, model=network, generator=generator), declared)
         with computing("float32", network.mean.device):
             try:
@@ -238,13 +239,15 @@ class Attack(ABC, Generic[Model, Made]):
         Returns:
             The failed requirement; None if the attack applies.
         """
-        if threat.clients > 1 and not self.takes_sums:
-            return f"needs each client's own update, not the sum over {threat.clients} clients"
-        if self.role != "floor" and (reason := adamw_refusal(threat) or _decay_refusal(threat)):
+        if threat.pipeline.clients > 1 and not self.takes_sums:
+            return f"needs each client's own update, not the sum over {threat.pipeline.clients} clients"
+        if threat.local_weight_decay and self.role != "floor" and (reason := _decay_refusal(threat)):
             return reason
-        if self.role == "bound" and threat.local_optimiser == "adamw":
-            return "is given gradients at the tokens beside a gradient, not beside a step of AdamW"
-        if self._reads_adamw(threat):
+        if threat.local_optimiser == "adamw" and self.role != "floor":
+            if reason := adamw_refusal(threat):
+                return reason
+            if self.role == "bound":
+                return "is given gradients at the tokens beside a gradient, not beside a step of AdamW"
             threat = as_gradient(threat)
         if threat.mixup and self.optimises:
             return "computes gradients of candidates with whole labels, not of pictures that are mixed in pairs"
@@ -265,17 +268,15 @@ class Attack(ABC, Generic[Model, Made]):
             threat: The knowledge that the attacker is granted.
             besides: Marks that need not be handled: those of what follows the attack, or of the pictures' reference.
         """
+        if not pipeline.defences:
+            return False
         handled = self.handles(model, threat) | besides | {"withheld"}  # it is refused what it would need
-        return bool(pipeline.defences) and pipeline.marks <= handled and self.refusal(model, threat) is None
-
-    def _reads_adamw(self, threat: ThreatModel) -> bool:
-        """Say whether a step of AdamW is turned into a gradient before the attack gets it."""
-        return threat.local_optimiser == "adamw" and self.role != "floor"
+        return pipeline.marks <= handled and self.refusal(model, threat) is None
 
     def _withheld(self, model: Model, threat: ThreatModel) -> str | None:
-        roles, needed = roles_of(model), set(self.tensors(model))
+        needed = set(self.tensors(model))
         for defence in threat.pipeline.defences:
-            if missing := sorted(needed & defence.withheld(roles)):
+            if missing := sorted(needed & defence.withheld(roles_of(model))):
                 return f"needs {', '.join(missing)}, which {defence.name} withholds"
         if threat.server and (mixed := sorted(needed & threat.server.build().mixed(model))):
             isolates = f"which show all pictures of an upload: {threat.server.name} isolates one elsewhere"
@@ -287,9 +288,9 @@ class Attack(ABC, Generic[Model, Made]):
 
     def _declared(self, upload: Upload, model: Model, threat: ThreatModel, shapes: Mapping[str, torch.Size]) -> Upload:
         """Refuse an upload that does not fit; keep only the tensors that the attack declares to read."""
-        if misfit := _misfit(upload, threat) or self._tensor_misfit(upload, model, shapes):
-            raise self._not_applicable(misfit)
         read = self.tensors(model)
+        if misfit := _misfit(upload, threat, read, shapes):
+            raise self._not_applicable(misfit)
         siblings = upload.others if self.reads_others else ()
         return replace(
             upload,
@@ -311,8 +312,9 @@ class Attack(ABC, Generic[Model, Made]):
         for result, upload in zip(disclosures, uploads, strict=True):
             diagnostics = {name: float(value) for name, value in getattr(result, "diagnostics", {}).items()}
             if isinstance(result, Reconstruction) and self.reveals == "pictures":
-                shape, expected = result.images.shape, (upload.num_examples, 3, model.image_size, model.image_size)
-                checked.append(Reconstruction(result.images.cpu(), diagnostics))
+                shape, expected = result.images.shape, (upload.num_examples, 3, *model.pixels)
+                seen = None if result.seen is None else result.seen.cpu()
+                checked.append(Reconstruction(result.images.cpu(), diagnostics, seen))
             elif isinstance(result, Features) and self.reveals != "pictures":
                 shape, expected = result.labels.shape, (upload.num_examples,)
                 features = None if result.features is None else result.features.cpu()
@@ -328,17 +330,6 @@ class Attack(ABC, Generic[Model, Made]):
                     f"{self.name}: gave {self.reveals} of shape {tuple(shape)} instead of {expected}"
                 )
         return cast("list[Made]", checked)
-
-    def _tensor_misfit(self, upload: Upload, model: Model, shapes: Mapping[str, torch.Size]) -> str | None:
-        for name in self.tensors(model):
-            if name not in shapes:
-                return f"the model has no tensor {name!r}"
-            if name not in upload.tensors:
-                return f"the upload has no tensor {name!r}"
-            shape, expected = tuple(upload.tensors[name].shape), tuple(shapes[name])
-            if shape != expected:
-                return f"upload tensor {name!r} has shape {shape}, the model's has {expected}"
-        return None
 
 
 def undecayed(upload: Upload, model: Entrance, threat: ThreatModel) -> Upload:
@@ -362,7 +353,7 @@ def undecayed(upload: Upload, model: Entrance, threat: ThreatModel) -> Upload:
 
 def _decay_refusal(threat: ThreatModel) -> str | None:
     """Say why weight decay cannot be taken off what a defence made of a delta."""
-    if not threat.local_weight_decay or threat.local_optimiser != "sgd":
+    if threat.local_optimiser != "sgd":
         return None
     changed = [defence.name for defence in threat.pipeline.defences if not defence.marks <= UNSCALED]
     return f"takes weight decay off whole deltas, which {changed[0]} scales or cuts" if changed else None
@@ -376,15 +367,16 @@ def _shapes(model: Entrance) -> dict[str, torch.Size]:
     return shapes
 
 
+@dataclass(eq=False)
 class _Generators(Sequence[torch.Generator]):
     """Generators of several uploads, each seeded at its first use: to digest an upload takes as long as to solve it."""
 
-    def __init__(self, make: Callable[[Upload], torch.Generator], uploads: Sequence[Upload]) -> None:
-        self._make, self._uploads = make, uploads
-        self._seeded: dict[int, torch.Generator] = {}
+    make: Callable[[Upload], torch.Generator]
+    uploads: Sequence[Upload]
+    seeded: dict[int, torch.Generator] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self._uploads)
+        return len(self.uploads)
 
     @overload
     def __getitem__(self, index: int) -> torch.Generator: ...
@@ -394,12 +386,12 @@ class _Generators(Sequence[torch.Generator]):
         places = range(len(self))[index]
         if isinstance(places, range):
             return [self[place] for place in places]
-        if places not in self._seeded:
-            self._seeded[places] = self._make(self._uploads[places])
-        return self._seeded[places]
+        if places not in self.seeded:
+            self.seeded[places] = self.make(self.uploads[places])
+        return self.seeded[places]
 
 
-def _misfit(upload: Upload, threat: ThreatModel) -> str | None:
+def _misfit(upload: Upload, threat: ThreatModel, read: Sequence[str], shapes: Mapping[str, torch.Size]) -> str | None:
     if upload.kind not in ATTACKED:
         contents = "whole weights: subtract those that were sent" if upload.kind == "weights" else "nobody knows what"
         return f"the upload holds {contents}; attacks read what is known to be a {' or a '.join(ATTACKED)}"
@@ -411,6 +403,14 @@ def _misfit(upload: Upload, threat: ThreatModel) -> str | None:
         comes = "comes with" if upload.labels is not None else "comes without"
         granted = "grants" if threat.labels_known else "does not grant"
         return f"the upload {comes} labels, the threat model {granted} them"
+    for name in read:
+        if name not in shapes:
+            return f"the model has no tensor {name!r}"
+        if name not in upload.tensors:
+            return f"the upload has no tensor {name!r}"
+        shape, expected = tuple(upload.tensors[name].shape), tuple(shapes[name])
+        if shape != expected:
+            return f"upload tensor {name!r} has shape {shape}, the model's has {expected}"
     return None
 
 
@@ -429,13 +429,14 @@ def showing_pictures(attack: Attack[Model, Disclosure]) -> Attack[Model, Reconst
 
 
 def picture(patches: Tensor, model: Entrance) -> Tensor:
-    """Assemble a picture (1, 3, size, size), float32 in [0, 1] on the CPU, from normalised patches.
+    """Assemble a picture (1, 3, height, width), float32 in [0, 1] on the CPU, from normalised patches.
 
     Args:
         patches: Rows (patches, 3 * patch_size ** 2) in reading order.
         model: States the sizes, and the mean and standard deviation of its inputs.
     """
-    return model.denormalise(from_patches(patches[None], model.image_size, model.patch_size)).float().cpu()
+    entered = from_patches(patches[None], model.pixels, model.patch_size)
+    return denormalised(entered, model.mean, model.std).float().cpu()
 
 
 def on_device(upload: Upload, name: str, model: Entrance) -> Tensor:

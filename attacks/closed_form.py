@@ -21,6 +21,8 @@ from fedmjp.attacks.token_gradients import (
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
+from fedmjp.models.entrance import Entrance
+from fedmjp.patches import from_patches
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
 
@@ -81,8 +83,10 @@ class ClosedForm(Attack[Model]):
             rounding = max(threat.rounding, *(info.eps / 2 for info in formats))
             solved = self._solve([systems[index] for index in group], model, rounding)
             for index, (patches, diagnostics) in zip(group, solved, strict=True):
-                images = picture(patches, model).expand(uploads[index].num_examples, -1, -1, -1).contiguous()
-                reconstructions[index] = Reconstruction(images, {**systems[index].diagnostics, **diagnostics})
+                count, system = uploads[index].num_examples, systems[index]
+                images = picture(patches, model).expand(count, -1, -1, -1).contiguous()
+                seen = None if model.defended else _seen_pixels(system.tokens, model, count)
+                reconstructions[index] = Reconstruction(images, {**system.diagnostics, **diagnostics}, seen)
         return [reconstructions[index] for index in range(len(uploads))]
 
     def _seen(self, upload: Upload, model: Model, threat: ThreatModel) -> TokenGradients:
@@ -117,6 +121,14 @@ class Oracle(ClosedForm[Model]):
 
     def _seen(self, upload: Upload, model: Model, threat: ThreatModel) -> TokenGradients:
         return oracle_token_gradients(upload, model, threat)
+
+
+def _seen_pixels(tokens: TokenGradients, model: Entrance, count: int) -> Tensor | None:
+    """Mark the pixels of patches that the upload has a gradient of; None if it has one of each."""
+    if not tokens.mask.any():
+        return None
+    of_patches = (~tokens.mask).float()[None, :, None].expand(-1, -1, model.patch_size**2)
+    return from_patches(of_patches, model.pixels, model.patch_size)[:, 0].bool().expand(count, -1, -1).contiguous()
 
 
 def stacked(systems: Sequence[System]) -> tuple[Tensor, Tensor]:

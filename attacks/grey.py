@@ -35,5 +35,4 @@ class Grey(Attack[Entrance]):
         self, uploads: Sequence[Upload], model: Entrance, threat: ThreatModel, *, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         del threat, generators
-        size = model.image_size
-        return [Reconstruction(torch.full((upload.num_examples, 3, size, size), LEVEL)) for upload in uploads]
+        return [Reconstruction(torch.full((upload.num_examples, 3, *model.pixels), LEVEL)) for upload in uploads]

@@ -19,7 +19,7 @@ def measured_on(picture: str, sha256: str = "") -> bool:
         picture: Its file's name, in whatever folder and with whatever ending.
         sha256: The digest of its float32 pixels as the model sees them; it tells a renamed picture.
     """
-    return _names(MEASURED, picture, sha256)
+    return not _read(MEASURED).isdisjoint({Path(picture).stem, sha256[:DIGITS]})
 
 
 def developed_on(picture: str, sha256: str = "") -> bool:
@@ -29,7 +29,7 @@ def developed_on(picture: str, sha256: str = "") -> bool:
         picture: Its file's name, in whatever folder and with whatever ending.
         sha256: The digest of its float32 pixels as the model sees them; it tells a renamed picture.
     """
-    return _names(DEVELOPED, picture, sha256)
+    return not _read(DEVELOPED).isdisjoint({Path(picture).stem, sha256[:DIGITS]})
 
 
 def seen_before(picture: str) -> bool:
@@ -41,13 +41,8 @@ def seen_before(picture: str) -> bool:
     return measured_on(picture) or developed_on(picture)
 
 
-def _names(pictures: Path, picture: str, sha256: str) -> bool:
-    names, digests = _read(pictures)
-    return Path(picture).stem in names or sha256[:DIGITS] in digests
-
-
 @lru_cache(maxsize=2)
-def _read(pictures: Path) -> tuple[frozenset[str], frozenset[str]]:
+def _read(pictures: Path) -> frozenset[str]:
+    """Read the names of the pictures and the digests of their pixels in each size."""
     about = json.loads(pictures.read_text(encoding="utf-8"))
-    names = frozenset(Path(name).stem for name in about["pictures"])
-    return names, frozenset(digest for of_size in about["sha256"].values() for digest in of_size)
+    return frozenset(Path(name).stem for name in about["pictures"]).union(*about["sha256"].values())

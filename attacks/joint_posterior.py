@@ -20,7 +20,7 @@ from fedmjp.attacks.entries import Entries, Observations
 from fedmjp.attacks.mjp.closing import conjugate_gradients
 from fedmjp.attacks.natural_patches import natural_inputs
 from fedmjp.attacks.natural_pictures import NaturalPictures
-from fedmjp.models.entrance import Entrance
+from fedmjp.models.entrance import Entrance, count_patches
 from fedmjp.patches import from_patches, to_patches
 from fedmjp.seeds import torch_generator
 
@@ -61,12 +61,12 @@ class PicturePrior:
     """
 
     def __init__(self, model: Entrance) -> None:
-        self.size, self.patch_size = model.image_size, model.patch_size
+        self.size, self.patch_size = model.pixels[0], model.patch_size
         self.prior = NaturalPictures.for_model(model)
         covariance = natural_inputs(model).covariance
         variances, self.directions = torch.linalg.eigh(covariance)
         self.variances = variances.clamp(min=RIDGE * float(variances.max()))
-        self.mean = self.prior.mean.double().repeat_interleave(self.patch_size**2).expand(model.grid**2, -1)
+        self.mean = self.prior.mean.double().repeat_interleave(self.patch_size**2).expand(count_patches(model), -1)
         self.power = float(self.variances.mean() + self.mean[0].square().mean())
 
     def slope(self, patches: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class NaturalPatches(GaussianPrior):
         """
         if refusal := prior_refusal(model):
             raise AttackNotApplicableError(refusal)
-        mean, covariance = patch_statistics(model.image_size, model.patch_size)
+        mean, covariance = patch_statistics(model.pixels[0], model.patch_size)
         return NaturalPatches(mean.to(model.mean.device), covariance.to(model.mean.device))
 
 
@@ -47,7 +47,7 @@ def natural_inputs(model: Entrance) -> GaussianPrior:
     if refusal := prior_refusal(model):
         raise AttackNotApplicableError(refusal)
     mean, std = (tuple(values.flatten().tolist()) for values in (model.mean, model.std))
-    return _inputs(model.image_size, model.patch_size, mean, std, model.mean.device)
+    return _inputs(model.pixels[0], model.patch_size, mean, std, model.mean.device)
 
 
 @lru_cache(maxsize=4)
@@ -66,24 +66,26 @@ def prior_refusal(model: Entrance) -> str | None:
     Args:
         model: States the sizes.
     """
-    if refusal := size_refusal(model.image_size):
+    if refusal := size_refusal(model.pixels):
         return refusal
-    largest = _table()[f"{model.image_size}.autocovariance"].shape[-1] // 2 + 1
+    largest = _table()[f"{model.pixels[0]}.autocovariance"].shape[-1] // 2 + 1
     if model.patch_size > largest:
         return f"needs a prior of natural patches, which reaches up to patch size {largest}, not {model.patch_size}"
     return None
 
 
-def size_refusal(image_size: int) -> str | None:
+def size_refusal(pixels: tuple[int, int]) -> str | None:
     """Say why the table says nothing about pictures of this size; None if it does.
 
     Args:
-        image_size: Pixels per side.
+        pixels: Height and width.
     """
     sizes = sorted(int(name.split(".")[0]) for name in _table() if name.endswith(".mean"))
-    if image_size in sizes:
+    height, width = pixels
+    if height == width and height in sizes:
         return None
-    return f"needs a prior of natural patches, and there is none for image size {image_size}, only for {sizes}"
+    size = f"image size {height}" if height == width else f"pictures of {height} x {width}"
+    return f"needs a prior of natural patches, and there is none for {size}, only for {sizes}"
 
 
 @lru_cache(maxsize=1)

@@ -45,12 +45,12 @@ class NaturalPictures:
         Args:
             model: States size, normalisation and device.
         """
-        if refusal := size_refusal(model.image_size):
+        if refusal := size_refusal(model.pixels):
             raise AttackNotApplicableError(refusal)
-        mean, kernel = _statistics(model.image_size)
+        mean, kernel = _statistics(model.pixels[0])
         centre, scale = (values.flatten().double().cpu() for values in (model.mean, model.std))
         kernel = kernel * scale[:, None, None, None] * scale[:, None, None]
-        spectrum = _spectrum(kernel, 2 * model.image_size)
+        spectrum = _spectrum(kernel, 2 * model.pixels[0])
         device, mean = model.mean.device, (mean - centre) / scale
         return NaturalPictures(mean.float().to(device), kernel.float().to(device), spectrum.to(device, torch.complex64))
 

@@ -7,10 +7,10 @@ from fedmjp.attacks.base import on_device
 from fedmjp.attacks.closed_form import ClosedForm, Oracle, Solution, System, stacked
 from fedmjp.attacks.linear_systems import NEGLIGIBLE, posterior_mean
 from fedmjp.attacks.natural_patches import natural_inputs, prior_refusal
-from fedmjp.attacks.recover import count_refusal, solve_patches
+from fedmjp.attacks.token_gradients import count_refusal, solve_patches
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
-from fedmjp.models.entrance import Entrance
+from fedmjp.models.entrance import Entrance, count_patches
 from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 
@@ -54,7 +54,7 @@ class PatchEmbeddingAttack(ClosedForm[Entrance]):
         return super().requirement(model, threat) or self._size_refusal(model)
 
     def _size_refusal(self, model: Entrance) -> str | None:
-        return count_refusal(model.grid**2, len(model.get_parameter(names.PATCH_WEIGHT)))
+        return count_refusal(count_patches(model), len(model.get_parameter(names.PATCH_WEIGHT)))
 
     def caveat(self, model: Entrance, threat: ThreatModel) -> str | None:
         """Warn that batches are underdetermined."""
@@ -62,7 +62,7 @@ class PatchEmbeddingAttack(ClosedForm[Entrance]):
             return None
         dim = len(model.get_parameter(names.PATCH_WEIGHT))
         return (
-            f"{self.name}: {threat.batch_size} pictures of {model.grid**2} patches share {dim} "
+            f"{self.name}: {threat.batch_size} pictures of {count_patches(model)} patches share {dim} "
             "equations per pixel: underdetermined; what it gives is a mixture, repeated for every picture"
         )
 
@@ -98,7 +98,7 @@ class PatchEmbeddingWiener(PatchEmbeddingAttack):
     def handles(self, model: Entrance, threat: ThreatModel) -> frozenset[Mark]:
         """Name noise where equations are left over to estimate it from."""
         del threat
-        measurable = model.grid**2 < len(model.get_parameter(names.PATCH_WEIGHT))
+        measurable = count_patches(model) < len(model.get_parameter(names.PATCH_WEIGHT))
         return self.handled if measurable else self.handled - {"noisy"}
 
     def _size_refusal(self, model: Entrance) -> str | None:
@@ -112,7 +112,7 @@ class PatchEmbeddingWiener(PatchEmbeddingAttack):
         prior = natural_inputs(model)
         # A LayerNorm behind the tokens leaves one direction of their gradients empty but for rounding.
         estimate = posterior_mean(*stacked(systems), prior, rounding, cut_off=NEGLIGIBLE)
-        patches = estimate.values[:, : model.grid**2]
+        patches = estimate.values[:, : count_patches(model)]
         return [
             (values, {"relative_noise": float(noise)}) for values, noise in zip(patches, estimate.noise, strict=True)
         ]

@@ -13,12 +13,11 @@ from fedmjp.attacks.entries import COARSE, coarse, read_entries, unread
 from fedmjp.attacks.joint_posterior import Equations, PicturePrior, agreement, most_likely
 from fedmjp.attacks.natural_patches import prior_refusal
 from fedmjp.attacks.patch_embedding import PatchEmbeddingAttack, PatchEmbeddingWiener
-from fedmjp.attacks.recover import count_refusal
-from fedmjp.attacks.token_gradients import positions_refusal, shown_tokens
+from fedmjp.attacks.token_gradients import count_refusal, positions_refusal, shown_tokens
 from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
-from fedmjp.models.entrance import Entrance
+from fedmjp.models.entrance import Entrance, count_patches
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import FLOAT32, ThreatModel
 
@@ -87,7 +86,7 @@ class PatchEmbeddingDegraded(Attack[Entrance]):
         self, upload: Upload, model: Entrance, threat: ThreatModel, generator: torch.Generator
     ) -> Reconstruction:
         if is_clean(upload, threat):
-            few = count_refusal(model.grid**2, len(model.get_parameter(names.PATCH_WEIGHT))) is None
+            few = count_refusal(count_patches(model), len(model.get_parameter(names.PATCH_WEIGHT))) is None
             exact = PatchEmbeddingAttack() if few else PatchEmbeddingWiener()
             return exact.run([replace(upload, others=())], model, threat, generator=generator)[0]
         pictures = PicturePrior(model)

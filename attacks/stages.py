@@ -39,7 +39,7 @@ def stage_refusal(model: VitClassifier, threat: ThreatModel) -> str | None:
     """
     if threat.batch_size != 1:
         return f"reassembly needs uploads of one picture: of {threat.batch_size}, no upload tells the masks apart"
-    if threat.clients > 1:
+    if threat.pipeline.clients > 1:
         return "reassembly needs each client's own update: in a sum over clients, other masks fill the zeros of each"
     unread = mask_refusal(model, threat)
     return f"reassembly reads which patches were masked: {unread}" if unread else positions_refusal(model)

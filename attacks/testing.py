@@ -90,7 +90,7 @@ class AttackTrial:
             besides: After those.
         """
         shared = set(ThreatModel.model_fields) & set(Scenario.model_fields) - {"defences"}
-        clients = self.threat.clients * (SUMMED if any("secure_sum" in defence for defence in besides) else 1)
+        clients = self.threat.pipeline.clients * (SUMMED if any("secure_sum" in defence for defence in besides) else 1)
         values = {
             **self.threat.model_dump(include=shared),
             "model": {"name": self.model, "image_size": 64, "patch_size": self.patch_size},
@@ -303,7 +303,7 @@ def refuses_sums_and_what_is_withheld(trial: AttackTrial) -> None:
         trial: The attack and its control.
     """
     model, _ = trial.control()
-    if trial.threat.clients == 1:
+    if trial.threat.pipeline.clients == 1:
         summed = trial.scenario(besides=(f"secure_sum:clients={SUMMED}",))
         refusal = trial.attack.refusal(model, summed.threat)
         _require(bool(refusal) is not trial.attack.takes_sums, f"with a sum over clients its refusal is {refusal!r}")
@@ -314,7 +314,7 @@ def refuses_sums_and_what_is_withheld(trial: AttackTrial) -> None:
     declared = set(trial.attack.tensors(model))
     for role in roles_of(model):
         withheld = trial.scenario(besides=(f"withhold:roles={role}",)).threat
-        missing = declared & withheld.pipeline.withheld(roles_of(model))
+        missing = declared & withheld.pipeline.withheld(model)
         refusal = trial.attack.refusal(model, withheld) or ""
         complete = bool(refusal) and all(name in refusal for name in missing)
         _require(complete if missing else not refusal, f"without {role} its refusal is {refusal!r}")

@@ -4,6 +4,7 @@ The position embedding is added to the tokens, so row i of its gradient is the g
 MJP, masked tokens use the shared unknown embedding instead, whose gradient is the sum of theirs.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmjp.attacks.base import on_device
+from fedmjp.attacks.linear_systems import least_squares
 from fedmjp.attacks.mask import mask_refusal, read_mask
 from fedmjp.config import Config
 from fedmjp.errors import AttackFailedError, AttackNotApplicableError
@@ -166,3 +168,29 @@ def oracle_token_gradients(upload: Upload, model: Entrance, threat: ThreatModel)
     without_position = read_mask(upload, model, threat)
     nobody = torch.zeros_like(without_position)
     return TokenGradients(prefix, patches, nobody, without_position, rows.new_empty(0, rows.shape[1]), Reading.ZEROS)
+
+
+def solve_patches(uploads: Sequence[TokenGradients], right: Sequence[Tensor]) -> list[Tensor]:
+    """Solve the closed form of several uploads that show equally many tokens.
+
+    Args:
+        uploads: The gradients at each upload's tokens.
+        right: Each upload's gradient of the patch embedding, (dim, values) float64.
+
+    Returns:
+        For each upload the normalised patches (patches, values), in place.
+    """
+    solved = least_squares(torch.stack([tokens.unknowns for tokens in uploads]), torch.stack(list(right)))
+    return [tokens.spread(values) for tokens, values in zip(uploads, solved, strict=True)]
+
+
+def count_refusal(patches: int, dim: int) -> str | None:
+    """Say that there are too many patches for the closed form; None if there are not.
+
+    Args:
+        patches: Patches of a picture.
+        dim: Dimensions of a token.
+    """
+    if patches > dim:
+        return f"{patches} patches are more unknowns than the {dim} equations per pixel: underdetermined"
+    return None

@@ -16,8 +16,7 @@ from torch import Tensor
 from fedmjp.clients.consent import Consent
 from fedmjp.clients.several_gpus import count_processes, start_helpers
 from fedmjp.config import RunConfig
-from fedmjp.data.datasets import open_dataset
-from fedmjp.data.labelled import LabelledDataset
+from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.layout import Split
 from fedmjp.data.loading import Batch, steps_per_epoch, training_epochs
 from fedmjp.data.partitions import Partition

@@ -53,6 +53,23 @@ def _short(value: object) -> str:
     return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
 
 
+def _without_folders(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_folders(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(entry) for entry in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
+def digest_of(values: object) -> str:
+    """Compute the SHA-256 of values as JSON, with sorted keys, as hex.
+
+    Args:
+        values: That JSON can hold.
+    """
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
 class Config(BaseModel):
     """Base of all configuration models."""
 
@@ -72,6 +89,10 @@ class Config(BaseModel):
             return cls.model_validate(values)
         except ValidationError as error:
             raise cls.explain_error(error) from None
+
+    def published(self) -> dict[str, Any]:
+        """Dump the values for a manifest: files and folders of this machine are shown by their names alone."""
+        return dict(_without_folders(self.model_dump(mode="json")))
 
     @classmethod
     def explain_error(cls, error: ValidationError) -> ConfigError:

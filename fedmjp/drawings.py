@@ -1,16 +1,22 @@
 """Save figures as small files that are no less readable."""
 
+from __future__ import annotations
+
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
 from PIL import Image
 
 from fedmjp.files import replacing
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 COLOURS = 256  # of a palette
 KMEANS = 5  # rounds in which the palette settles: without, pale bands turn grey
-QUALITY = 85  # of JPEG, with colours at full resolution
+# Of photographs, with colours at full resolution.
+JPEG: dict[str, Any] = {"quality": 85, "subsampling": 0, "optimize": True, "progressive": True}
 
 
 def save_plot(figure: Figure, path: Path, *, dots_per_inch: int) -> None:
@@ -36,6 +42,5 @@ def save_photographs(figure: Figure, path: Path, *, dots_per_inch: int) -> None:
         path: Of the file.
         dots_per_inch: Resolution.
     """
-    options = {"quality": QUALITY, "subsampling": 0, "optimize": True, "progressive": True}
     with replacing(path) as partial:
-        figure.savefig(partial, format="jpeg", dpi=dots_per_inch, pil_kwargs=options)
+        figure.savefig(partial, format="jpeg", dpi=dots_per_inch, pil_kwargs=JPEG)

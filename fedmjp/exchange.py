@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedmjp import jigsaw
 from fedmjp.arithmetic import computing
 from fedmjp.config import ModelConfig
 from fedmjp.data.crops import random_crop
@@ -16,6 +15,7 @@ from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import Selection
 from fedmjp.defences.base import Arranged, Client
 from fedmjp.errors import BadInputError
+from fedmjp.jigsaw import rearrange
 from fedmjp.models.build import build_vit, with_weights
 from fedmjp.models.classifier import Classifier, VitClassifier
 from fedmjp.models.roles import roles_of
@@ -106,7 +106,7 @@ def change_weights(
     server, learnt = scenario.server.build(), None
     for number in range(scenario.probes):
         private = prepare_private(scenario, pictures, number)
-        probes = [server.probe(model, scenario.threat)] * scenario.threat.clients
+        probes = [server.probe(model, scenario.threat)] * scenario.threat.pipeline.clients
         update = compute_update(scenario, model, private, number, probes)
         upload = make_upload(scenario, update, private, server_round=number + 1, node=0, weights="")
         learnt = server.learn(replace(upload, labels=None), model, scenario.threat)
@@ -138,7 +138,8 @@ def prepare_private(scenario: BatchSetup, pictures: Sequence[LabelledPicture], n
     mixed, shares = _mixed(scenario, pictures, clean, labels, number) if scenario.mixup else (None, None)
     entered = clean if mixed is None else mixed
     arranged = scenario.pipeline.arrange(entered, grid, randomness=sources)
-    shuffled = arranged.images if scenario.pipeline.shuffles else jigsaw.rearrange(entered, arranged.source)
+    moved = ratio and not scenario.pipeline.shuffles  # what a shuffle by the same mask would have made of them
+    shuffled = rearrange(entered, arranged.source) if moved else arranged.images
     return PrivateBatch(
         clean=clean,
         shuffled=shuffled,
@@ -234,26 +235,29 @@ def compute_client_update(
     Raises:
         DefenceError: If a defence cannot protect it.
     """
-    randomness = defence_randomness(scenario, private, number)
+    randomness = _defence_randomness(scenario, private, number)
     update = local_update(model, private, scenario.threat, randomness=randomness)
-    return protect(update, private, model, scenario.threat, randomness=randomness)
+    return protect(scenario, update, private, model, number)
 
 
 def protect(
-    update: dict[str, Tensor], private: PrivateBatch, model: Classifier, threat: ThreatModel, *, randomness: Randomness
+    scenario: BatchSetup, update: dict[str, Tensor], private: PrivateBatch, model: Classifier, number: int
 ) -> dict[str, Tensor]:
     """Protect the update of a private batch before it leaves the client.
 
     Args:
+        scenario: States the defences.
         update: Tensors by name; a part of them where every defence has scope "tensor".
         private: The batch behind it.
         model: With the weights that the server had sent.
-        threat: States the defences.
-        randomness: Source of what defences draw.
+        number: How many uploads of these pictures were made before.
 
     Raises:
         DefenceError: If a defence cannot protect it.
     """
+    if not scenario.defences:
+        return update
+    threat, randomness = scenario.threat, _defence_randomness(scenario, private, number)
     arranged = Arranged(private.version(private.gradient_of), private.mask, private.source)
     examples = len(private.pictures)
     return protect_trained(update, model, threat, examples=examples, arranged=[arranged], randomness=randomness)
@@ -288,7 +292,7 @@ def protect_trained(
         return threat.pipeline.protect(update, client, randomness=randomness)
 
 
-def defence_randomness(scenario: BatchSetup, private: PrivateBatch, number: int) -> SeededRandomness:
+def _defence_randomness(scenario: BatchSetup, private: PrivateBatch, number: int) -> SeededRandomness:
     """Make the source of what defences draw for one upload of one client.
 
     Args:

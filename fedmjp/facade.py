@@ -1,5 +1,6 @@
 """What `import fedmjp` offers: a benchmark in a few lines of Python."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source
 from fedmjp.errors import BadInputError
 from fedmjp.metrics.gallery import Gallery
-from fedmjp.metrics.scoring import score_features, score_pictures
+from fedmjp.metrics.scoring import score_features, score_pictures, score_seen
 from fedmjp.models.adopt import Adopted
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
@@ -61,9 +62,13 @@ def attack(
         threat: What the server knows; None takes the scenario's, or a plain gradient of the upload's pictures.
         seed: Of what the attack draws.
 
+    Of an adopted model's upload, a warning says what it shows besides: patches without a gradient, another height and
+    width or range of values than the model's, or how much of it is left unexplained.
+
     Raises:
         UnknownNameError: If there is no such attack.
-        AttackNotApplicableError: If the attack cannot exploit such uploads.
+        AttackNotApplicableError: If the attack cannot exploit such uploads; an adopted model's, if it is not of one
+            picture and does not say so, or of one that was normalised otherwise.
         BadInputError: If the upload was computed from other weights than the model has.
     """
     from fedmjp.attacks.adversary import Adversary  # noqa: PLC0415 (what is shared does not import who attacks)
@@ -77,6 +82,10 @@ def attack(
         attacked_model, view = against, threat or ThreatModel(update=update, batch_size=upload.num_examples)
         require_weights(upload, against.weights)
     adversary = Adversary(attacked_model, view, seed)
+    if isinstance(against, Adopted):
+        adversary, notes = adversary.fit(name, upload, options or {})
+        for note in notes:
+            warnings.warn(f"{name}: {note}", stacklevel=2)
     return adversary.reconstruct(name, [upload], options or {}, on_progress=lambda _done, _total, _loss: None)[0]
 
 
@@ -101,7 +110,8 @@ def score(
         gallery: Other pictures, from which features have to tell the private ones.
 
     Returns:
-        Name to a value per private picture, in their order.
+        Name to a value per private picture, in their order. Where the upload holds nothing of some patches, as of
+        dropped tokens, ``psnr_seen`` is the PSNR of the others.
 
     Raises:
         BadInputError: If there is no such setting, or features come without the model.
@@ -109,7 +119,7 @@ def score(
     """
     if setting not in set(Setting):
         raise BadInputError(f"setting {setting!r} is not one of {', '.join(Setting)}")
-    compared = Setting(setting)
+    compared = Setting[setting.upper()]
     if isinstance(result, Features):
         if result.features is not None and model is None:
             raise BadInputError("features are compared with those of the private pictures: give the model")
@@ -118,4 +128,5 @@ def score(
         values = score_features(result, private, compared, features)
     else:
         values = score_pictures(result, private, compared, metrics=metrics, protocol="float")
+        values |= score_seen(result, private, compared)
     return {name: value for name, value in values.items() if value is not None}

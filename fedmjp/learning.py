@@ -91,7 +91,7 @@ class Recipe(Config):
 class Learning(Config):
     """The part that every training has: the recipe of its steps, and the puzzle's schedule."""
 
-    recipe: Recipe = Recipe()
+    recipe: Recipe = Field(default_factory=Recipe)
     puzzle: Puzzle = Puzzle()
 
     def require_defences(self, pipeline: Pipeline, grid: int, epochs: int | None) -> None:

@@ -7,9 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache
 from types import FrameType
-from typing import Any
 
 AGAIN = 0.05  # seconds after which an alarm within an import rings again
 IMPORTING = "<frozen importlib"
@@ -71,11 +69,6 @@ def return_free_memory() -> None:
     Uploads and attacks take and free hundreds of megabytes in pieces of all sizes. glibc keeps what lies between pieces
     that stay, and a worker would grow by a gigabyte in an hour.
     """
-    trim = _find_trim()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-@cache
-def _find_trim() -> Any:
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import os
 import platform
+import re
 import subprocess
 from functools import cache
 from importlib import metadata
@@ -23,6 +24,7 @@ PACKAGES = (
 )  # fmt: skip
 # Parts of the package that lie in folders of their own, in a clone.
 PARTS = ("attacks", "benchmarks", "clients", "server")
+COMMIT = "# branch.oid "  # before it, in what git says of a checkout
 # Folders that only summarise and show numbers.
 SHOWS = {"cli", "leaderboard", "performance", "report"}
 
@@ -85,8 +87,10 @@ def _version(package: str) -> str:
 def hardware() -> dict[str, Any]:
     """Describe the machine as far as it bears on numbers and times: ``cores`` are those that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cpuinfo = Path("/proc/cpuinfo")
+    models = re.findall(r"model name\s*:(.*)", cpuinfo.read_text()) if cpuinfo.exists() else []
     return {
-        "processor": _processor(),
+        "processor": next((model.strip() for model in models), platform.processor() or platform.machine()),
         "cores": cores,
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
@@ -99,22 +103,13 @@ def revision() -> dict[str, Any]:
     root = Path(fedmjp.__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return {"commit": None, "modified": None}
-    commit, status = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain")
-    return {"commit": commit, "modified": None if status is None else bool(status)}
-
-
-def _git(root: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(root), "status", "--porcelain=v2", "--branch"]
     try:
-        result = subprocess.run(["git", "-C", str(root), *arguments], check=False, capture_output=True, text=True)
-    except FileNotFoundError:
-        return None
-    return result.stdout.strip() if result.returncode == 0 else None
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+        lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return {"commit": None, "modified": None}
+    commit = next(line.removeprefix(COMMIT) for line in lines if line.startswith(COMMIT))
+    return {
+        "commit": None if commit == "(initial)" else commit,
+        "modified": any(not line.startswith("#") for line in lines),
+    }

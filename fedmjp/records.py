@@ -188,6 +188,8 @@ class Reconstruction:
     # The attacker's own knowledge of it (rank, condition number, patches that it found masked); never anything
     # computed with private data.
     diagnostics: Mapping[str, float] = field(default_factory=dict)
+    # (batch, height, width) bool, False where the upload holds nothing of a pixel, as of dropped tokens; None: nowhere.
+    seen: Tensor | None = None
 
     def __post_init__(self) -> None:
         require_images("reconstruction", self.images)
@@ -199,7 +201,8 @@ class Reconstruction:
             path: Of the file.
         """
         fields = {"record": "Reconstruction", "diagnostics": dict(self.diagnostics)}
-        save_tensors(path, {"images": self.images}, fields)
+        seen = {} if self.seen is None else {"seen": self.seen}
+        save_tensors(path, {"images": self.images, **seen}, fields)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -212,7 +215,7 @@ class Reconstruction:
             RecordError: If it is not a reconstruction.
         """
         tensors, fields = load_record(cls, path)
-        return cls(images=tensors["images"], diagnostics=fields["diagnostics"])
+        return cls(images=tensors["images"], diagnostics=fields["diagnostics"], seen=tensors.get("seen"))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedmjp.models.classifier import VitClassifier
 
 SHUFFLE = "shuffle"  # option of defences that move patches
-SHUFFLED_ALONE = DefenceConfig(name="jigsaw")  # the control of what shuffling alone achieves
+SHUFFLED_ALONE = "jigsaw"  # the control of what shuffling alone achieves
 # With others a training run may go on; where the pictures lie says nothing of them, and they are compared themselves.
 INCIDENTAL = {
     "data": True,
@@ -98,7 +98,7 @@ class Scenario(BatchSetup):
         if shuffled is (self.gradient_of is Picture.SHUFFLED):
             return self
         if shuffled:
-            (jigsaw,) = with_mask_ratio((SHUFFLED_ALONE,), mask_ratio)
+            (jigsaw,) = with_mask_ratio((DefenceConfig(name=SHUFFLED_ALONE),), mask_ratio)
             return self.model_copy(update={"defences": (jigsaw, *self.defences)})
         unshuffled = [
             DefenceConfig.model_validate({"name": config.name, **config.options, SHUFFLE: False})
@@ -234,14 +234,10 @@ def make_batch_scenario(values: Mapping[str, Any], pictures: int) -> Scenario:
         ConfigError: If they make no whole uploads.
     """
     size = int(values.get("batch_size", 1))
-    pictures_per_upload = size * ThreatModel.parse({"defences": values.get("defences", ())}).clients
+    pictures_per_upload = size * ThreatModel.parse({"defences": values.get("defences", ())}).pipeline.clients
     if pictures % pictures_per_upload:
         raise ConfigError(f"{pictures} pictures make no whole uploads, which are of {pictures_per_upload} each")
     return Scenario.parse({**values, "clients": pictures // size, "pictures_per_client": size})
-
-
-# `flwr run .` plays it in a clone, without any run-config.
-DEFAULT = Scenario(defences=(DefenceConfig(name="mjp"),), clients=2)
 
 
 def make_run_config(scenarios: Sequence[AnyScenario], **places: Any) -> RunConfig:
@@ -263,8 +259,8 @@ def read_scenarios(run: RunConfig) -> tuple[AnyScenario, ...]:
     Raises:
         ConfigError: If its text is no JSON list of scenarios.
     """
-    if not run.scenarios:
-        return (DEFAULT,)
+    if not run.scenarios:  # `flwr run .` in a clone
+        return (Scenario(defences=(DefenceConfig(name="mjp"),), clients=2),)
     try:
         values = json.loads(run.scenarios)
     except ValueError as error:

@@ -5,10 +5,11 @@ with x.
 """
 
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Self
 
 Role = Literal["attack", "floor", "bound"]
 Reveals = Literal["pictures", "features", "labels"]
+Protocol = Literal["float", "8bit"]  # how pictures are represented when they are scored
 
 
 class Picture(StrEnum):
@@ -21,16 +22,16 @@ class Picture(StrEnum):
 class Setting(StrEnum):
     """Evaluation setting: the version behind the gradient, and the one that the reconstruction is compared with."""
 
-    A = "a"
-    B = "b"
-    C = "c"
+    gradient_of: Picture
+    compared_with: Picture
 
-    @property
-    def gradient_of(self) -> Picture:
-        """Return the version whose gradient the client uploads."""
-        return Picture.CLEAN if self is Setting.A else Picture.SHUFFLED
+    A = "a", Picture.CLEAN, Picture.CLEAN
+    B = "b", Picture.SHUFFLED, Picture.SHUFFLED
+    C = "c", Picture.SHUFFLED, Picture.CLEAN
 
-    @property
-    def compared_with(self) -> Picture:
-        """Return the version that the evaluator compares the reconstruction with."""
-        return Picture.SHUFFLED if self is Setting.B else Picture.CLEAN
+    def __new__(cls, letter: str, gradient_of: Picture, compared_with: Picture) -> Self:
+        """Make a setting from its letter and the two versions."""
+        setting = str.__new__(cls, letter)
+        setting._value_ = letter
+        setting.gradient_of, setting.compared_with = gradient_of, compared_with
+        return setting

@@ -48,17 +48,6 @@ class FederationSetup(Defended):
     seed: int = Field(0, ge=0, le=MAX_SEED, description="of choice of pictures, masks and noise")
     device: Literal["cpu", "cuda"] = "cpu"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _share_seed(cls, values: Any) -> Any:
-        """Draw the weights from the scenario's seed unless the model states its own."""
-        if not isinstance(values, Mapping) or "seed" not in values:
-            return values
-        model = read_model(values.get("model", "deit_small"))
-        if isinstance(model, Mapping) and "seed" not in model:
-            return {**values, "model": {**model, "seed": values["seed"]}}
-        return values
-
     @model_validator(mode="after")
     def _require_possible(self) -> Self:
         if self.clients % self.pipeline.clients:
@@ -72,8 +61,12 @@ class FederationSetup(Defended):
     # Last, so that it is the outermost.
     @model_validator(mode="wrap")
     @classmethod
-    def _explain_in_one_line(cls, values: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        """Raise one line where scenarios are written in Python too; pydantic's error has many."""
+    def _read(cls, values: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """Draw the weights from the scenario's seed unless the model states its own; explain errors in one line."""
+        if isinstance(values, Mapping) and "seed" in values:
+            model = read_model(values.get("model", "deit_small"))
+            if isinstance(model, Mapping) and "seed" not in model:
+                values = {**values, "model": {**model, "seed": values["seed"]}}
         try:
             return validate(values)
         except ValidationError as error:
@@ -122,9 +115,9 @@ class FederationSetup(Defended):
     @property
     def threat(self) -> ThreatModel:
         """Return what the server sees of this scenario, and knows."""
-        step = {name: getattr(self.step, name) for name in ClientStep.model_fields}
-        defences = self.pipeline.of_stage("examples", "update", "aggregate").configs
-        return ThreatModel(defences=defences, server=self.server, labels_known=self.labels_known, **step)
+        stated = {**vars(self.step), **vars(self)}
+        known = {name: stated[name] for name in ThreatModel.model_fields if name in stated}
+        return ThreatModel(**{**known, "defences": self.pipeline.of_stage("examples", "update", "aggregate").configs})
 
     def participants(self, server_round: int) -> list[int]:
         """Draw the clients of a round from the seed, in order; groups that are summed stay whole.
@@ -185,10 +178,10 @@ class BatchSetup(FederationSetup, ClientStep):
                 f"batch size {self.batch_size} does not divide the {self.pictures_per_client} pictures per client: "
                 "make their number a multiple of it"
             )
-        plan = Plan(
-            self.rounds, self.rounds * self.local_steps, self.local_steps, self.local_batch_size or self.batch_size
-        )
-        object.__setattr__(self, "defences", self.pipeline.planned(plan))
+        if self.defences:
+            rounds, pictures = self.rounds, self.local_batch_size or self.batch_size
+            plan = Plan(rounds, rounds * self.local_steps, self.local_steps, pictures)
+            object.__setattr__(self, "defences", self.pipeline.planned(plan))
 
     def _require_mixable(self) -> None:
         """Refuse mixed pictures where a defence or the server is about single ones."""
@@ -203,11 +196,6 @@ class BatchSetup(FederationSetup, ClientStep):
     def step(self) -> ClientStep:
         """Return what a client computes behind one upload: these fields themselves."""
         return self
-
-    @property
-    def threat(self) -> ThreatModel:
-        """Return what the server sees of this scenario, and knows."""
-        return super().threat.model_copy(update={"uploads_per_picture": self.uploads_per_picture})
 
     @property
     def batches_per_client(self) -> int:

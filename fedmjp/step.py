@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import Field
 
@@ -45,11 +46,7 @@ def unroll_sgd(rules: Sequence[SgdRule]) -> UnrolledSgd:
     return UnrolledSgd(float(weights[0]), tuple((-weights[1:]).tolist()))
 
 
-def _is_unset(value: Any) -> bool:
-    """Tell whether an option was not used: then no record and no digest states it, as before the option existed."""
-    return not value or value in ("sgd", "float32")
-
-
+# An option that was not used is stated by no record and no digest, as before the option existed.
 class ClientStep(Config):
     """The work of a client behind one upload: a gradient, or the weight delta of some steps on one batch."""
 
@@ -57,27 +54,31 @@ class ClientStep(Config):
     batch_size: int = Field(1, ge=1, description="pictures of one client behind one update")
     local_steps: int = Field(1, ge=1, description="optimiser steps behind one weight delta, all on the same batch")
     local_learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="of these steps")
-    local_momentum: float = Field(0.0, ge=0, lt=1, exclude_if=_is_unset, description="of these steps")
+    local_momentum: float = Field(0.0, ge=0, lt=1, exclude_if=operator.not_, description="of these steps")
     local_batch_size: int | None = Field(
-        None, ge=1, exclude_if=_is_unset, description="pictures of a step, in turn; by default all"
+        None, ge=1, exclude_if=operator.not_, description="pictures of a step, in turn; by default all"
     )
     local_optimiser: LocalOptimiser = Field(
-        "sgd", exclude_if=_is_unset, description="of these steps; its state is new in every round"
+        "sgd", exclude_if="sgd".__eq__, description="of these steps; its state is new in every round"
     )
-    local_weight_decay: float = Field(0.0, ge=0.0, lt=1.0, exclude_if=_is_unset, description="of these steps")
+    local_weight_decay: float = Field(0.0, ge=0.0, lt=1.0, exclude_if=operator.not_, description="of these steps")
     label_smoothing: float = Field(0.0, ge=0.0, lt=1.0, description="of the loss, as torch's cross-entropy takes it")
     mixup: float = Field(
-        0.0, ge=0.0, allow_inf_nan=False, exclude_if=_is_unset, description="alpha of the one share that mixes pairs"
+        0.0,
+        ge=0.0,
+        allow_inf_nan=False,
+        exclude_if=operator.not_,
+        description="alpha of the one share that mixes pairs",
     )
     crop_scale: float | None = Field(
         None,
         gt=0.0,
         le=1.0,
-        exclude_if=_is_unset,
+        exclude_if=operator.not_,
         description="smallest share of a picture that a random crop keeps, drawn for each upload",
     )
     arithmetic: Arithmetic = Field(
-        "float32", exclude_if=_is_unset, description="of the clients' networks; tf32 on CUDA alone"
+        "float32", exclude_if="float32".__eq__, description="of the clients' networks; tf32 on CUDA alone"
     )
 
     @property
@@ -92,29 +93,31 @@ class ClientStep(Config):
         Raises:
             ValueError: With the reason and the value to change.
         """
-        if self.update == "gradient" and self.local_steps > 1:
-            raise ValueError(f"{self.local_steps} local steps make a weight delta: set update to delta")
-        if self.batch_size % (self.local_batch_size or 1):
-            raise ValueError(
-                f"local_batch_size {self.local_batch_size} does not divide {self.batch_size} pictures: "
-                "make batch_size a multiple of it"
-            )
-        if self.update == "gradient" and (self.local_momentum or self.local_batch_size):
-            raise ValueError("local_momentum and local_batch_size are of local steps: set update to delta")
-        self._require_optimiser()
-        if self.mixup and self.batch_size % 2:
-            raise ValueError(f"mixup mixes pairs, which {self.batch_size} pictures are not: set an even batch_size")
-        for name in ("mixup", "crop_scale"):
-            if getattr(self, name) and self.local_steps > 1:
-                raise ValueError(f"{name} is of one step, not of {self.local_steps}: leave one of the two out")
-
-    def _require_optimiser(self) -> None:
-        """Refuse an optimiser that contradicts the options of its steps."""
-        if self.local_optimiser == "sgd":
-            if self.local_weight_decay and self.update == "gradient":
-                raise ValueError("local_weight_decay is of local steps: set update to delta")
-            return
-        if self.update == "gradient":
-            raise ValueError("local_optimiser adamw is of local steps: set update to delta")
-        if self.local_momentum:
-            raise ValueError(f"local_momentum {self.local_momentum:g} is of SGD, AdamW has its own: set it to 0")
+        gradient, adamw, steps = self.update == "gradient", self.local_optimiser == "adamw", self.local_steps
+        momentum, decay, part = self.local_momentum, self.local_weight_decay, self.local_batch_size
+        of_one_step = next((name for name in ("mixup", "crop_scale") if getattr(self, name) and steps > 1), "")
+        contradictions = (
+            (gradient and steps > 1, f"{steps} local steps make a weight delta: set update to delta"),
+            (
+                self.batch_size % (part or 1),
+                f"local_batch_size {part} does not divide {self.batch_size} pictures: make batch_size a multiple of it",
+            ),
+            (
+                gradient and (momentum or part),
+                "local_momentum and local_batch_size are of local steps: set update to delta",
+            ),
+            (gradient and decay and not adamw, "local_weight_decay is of local steps: set update to delta"),
+            (gradient and adamw, "local_optimiser adamw is of local steps: set update to delta"),
+            (momentum and adamw, f"local_momentum {momentum:g} is of SGD, AdamW has its own: set it to 0"),
+            (
+                self.mixup and self.batch_size % 2,
+                f"mixup mixes pairs, which {self.batch_size} pictures are not: set an even batch_size",
+            ),
+            (
+                of_one_step,
+                f"{of_one_step} is of one step, not of {steps}: leave one of the two out",
+            ),
+        )
+        for contradicts, reason in contradictions:
+            if contradicts:
+                raise ValueError(reason)

@@ -6,6 +6,7 @@ packages add theirs through the entry-point group ``fedmjp.servers``: the name, 
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -181,12 +182,8 @@ def _read_honest(value: object) -> object:
     return None if value in (HONEST, "") else value
 
 
-def _is_honest(server: object) -> bool:
-    return server is None
-
-
 # Records and digests state a server only where it changes weights.
-Server = Annotated[ServerConfig | None, BeforeValidator(_read_honest), Field(exclude_if=_is_honest)]
+Server = Annotated[ServerConfig | None, BeforeValidator(_read_honest), Field(exclude_if=operator.not_)]
 
 
 class ThreatModel(ClientStep):
@@ -235,14 +232,9 @@ class ThreatModel(ClientStep):
         return self.pipeline.marks
 
     @property
-    def clients(self) -> int:
-        """Count the clients whose updates the server sees as one."""
-        return self.pipeline.clients
-
-    @property
     def pictures(self) -> int:
         """Count the pictures behind one upload."""
-        return self.batch_size * self.clients
+        return self.batch_size * self.pipeline.clients
 
     @property
     def rounding(self) -> float:
@@ -300,7 +292,8 @@ class ThreatModel(ClientStep):
         )
 
     def _upload_in_words(self) -> str:
-        sees = "each client's own" if self.clients == 1 else f"only the sum of {self.clients} clients'"
+        clients = self.pipeline.clients
+        sees = "each client's own" if clients == 1 else f"only the sum of {clients} clients'"
         kind = "FedSGD gradient"
         if self.update == "delta":
             steps = "step" if self.local_steps == 1 else "steps"

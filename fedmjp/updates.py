@@ -9,7 +9,6 @@ from torch.func import functional_call
 
 from fedmjp.arithmetic import computing, rounded
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.models.roles import roles_of
 from fedmjp.private import PrivateBatch
 from fedmjp.randomness import Randomness
 from fedmjp.threat import ThreatModel
@@ -107,7 +106,7 @@ class _Gradients:
         self._images = batch.version(batch.gradient_of).to(device)
         self._mask = batch.mask.to(device) if model.defended else None
         self._targets = batch.targets.to(device)
-        self._frozen: Collection[str] = self._pipeline.withheld(roles_of(model))
+        self._frozen: Collection[str] = self._pipeline.withheld(model)
 
     def at(self, weights: dict[str, Tensor], step: int) -> dict[str, Tensor]:
         """Compute the gradient of a step.

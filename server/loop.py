@@ -17,7 +17,6 @@ from fedmjp.errors import ConfigError, QuorumError, RecordError
 from fedmjp.learning import Training
 from fedmjp.models.build import build
 from fedmjp.models.classifier import Classifier
-from fedmjp.models.roles import roles_of
 from fedmjp.scenario import FEWEST_ROBUST, AnyScenario, TrainingScenario
 from fedmjp.server.aggregation import Aggregator
 from fedmjp.server.changing import Group, WeightChanges
@@ -72,7 +71,7 @@ class Federation:
         model = build(scenario.network)
         self._weights: dict[str, Tensor] = {name: value.clone() for name, value in model.state_dict().items()}
         self._changes = WeightChanges(scenario, model)
-        withheld = scenario.pipeline.withheld(roles_of(model))
+        withheld = scenario.pipeline.withheld(model)
         self._aggregator = Aggregator(scenario, [name for name, _ in model.named_parameters()], withheld)
         self._roster = Roster(grid, scenario.clients, run.node_keys)
         self._patience = Patience(None if scenario.training is None else scenario.training.round_seconds)

@@ -12,8 +12,7 @@ import pandas as pd
 from fedmjp.benchmarks.leaderboard.board import board_of
 from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
-from fedmjp.benchmarks.plan.cells import Cell
-from fedmjp.benchmarks.plan.trial_plan import TrialPlan
+from fedmjp.benchmarks.plan.trial_plan import Cell, TrialPlan
 from fedmjp.cli.leaderboard import show
 from fedmjp.metrics import COLOUR
 from fedmjp.scenario import Scenario

@@ -1,5 +1,6 @@
 """Users' own vision transformers: what is found in them, and that closed forms get their own pictures back."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,13 +11,17 @@ import torch.nn.functional as F
 import torchvision
 from skimage.metrics import peak_signal_noise_ratio
 from torch import Tensor, nn
+from torchvision.transforms import v2 as transforms
 
+import fedmjp
 from fedmjp.attacks import ATTACKS
 from fedmjp.data.selection import open_source
 from fedmjp.errors import AttackNotApplicableError, BadInputError
 from fedmjp.models.adopt import Adopted, adopt
+from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload, weights_digest
 from fedmjp.seeds import scoped_randomness
+from fedmjp.settings import Picture
 from fedmjp.threat import ThreatModel
 from tests.conftest import small_model
 
@@ -67,8 +72,26 @@ class Homemade(nn.Module):
         return {"scores": self.verdict(tokens.mean(1))}
 
 
+class Grid(nn.Module):
+    """A hand-written transformer that takes so many patches in any rows and columns, and does not say which."""
+
+    def __init__(self, patches: int, *, before: int = 0, cut: tuple[int, int] = (8, 8)) -> None:
+        super().__init__()
+        self.cut = nn.Conv2d(3, 192, cut, cut)
+        self.first = nn.Parameter(torch.randn(1, before, 192))
+        self.where = nn.Parameter(0.02 * torch.randn(1, before + patches, 192))
+        layer = nn.TransformerEncoderLayer(192, 3, 384, dropout=0.0, batch_first=True, norm_first=True)
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.verdict = nn.Linear(192, CLASSES)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        patches = self.cut(pictures).flatten(2).mT
+        tokens = torch.cat([self.first.expand(len(patches), -1, -1), patches], dim=1) + self.where
+        return self.verdict(self.body(tokens).mean(1))
+
+
 def of_timm(name: str = "vit_tiny_patch16_224", **changes: Any) -> nn.Module:
-    return timm.create_model(name, img_size=SIZE, **changes)
+    return timm.create_model(name, **{"img_size": SIZE, **changes})
 
 
 def of_torchvision() -> nn.Module:
@@ -185,7 +208,7 @@ def test_attacks_that_need_the_network_refuse_adopted_models(name: str, clean: T
 def test_our_own_model_adopted_by_its_structure_has_what_it_says_itself() -> None:
     ours = small_model()
     adopted = adopt(ours.backbone)
-    for field in ("image_size", "patch_size", "grid", "prefix_tokens", "has_positions", "defended"):
+    for field in ("pixels", "patch_size", "prefix_tokens", "has_positions", "defended"):
         assert getattr(adopted, field) == getattr(ours, field), field
     assert torch.equal(adopted.mean, ours.mean), "timm's models say how pictures are normalised"
     assert torch.equal(adopted.std, ours.std)
@@ -232,7 +255,7 @@ def test_adoption_changes_neither_the_module_nor_the_global_generator() -> None:
 def test_a_head_of_zeros_does_not_hide_what_embeds() -> None:
     module = made(of_torchvision)
     nn.init.zeros_(module.heads.head.weight)
-    assert adopt(module, mean=MEAN, std=STD).image_size == SIZE
+    assert adopt(module, mean=MEAN, std=STD).pixels == (SIZE, SIZE)
 
 
 def relative_swin() -> nn.Module:
@@ -243,8 +266,14 @@ def without_positions() -> nn.Module:
     return of_timm(pos_embed="none")
 
 
-def with_normalisation() -> nn.Module:
-    return nn.Sequential(torchvision.transforms.Normalize(MEAN, STD), of_timm())
+class PerPicture(nn.Module):
+    def forward(self, pictures: Tensor) -> Tensor:
+        return F.layer_norm(pictures, pictures.shape[1:])
+
+
+class Flipped(nn.Module):
+    def forward(self, pictures: Tensor) -> Tensor:
+        return pictures.flip(1)
 
 
 @pytest.mark.parametrize(
@@ -255,8 +284,16 @@ def with_normalisation() -> nn.Module:
         (relative_swin, r"found no position embedding: looked for a parameter \(1, n, 96\)"),
         (without_positions, r"found no position embedding: looked for a parameter \(1, n, 192\)"),
         (
-            with_normalisation,
-            r"1.patch_embed.proj and 1.pos_embed look like .* but .*relative error .* give the transformer itself",
+            lambda: nn.Sequential(PerPicture(), of_timm()),
+            r"changes pictures before 1.patch_embed.proj embeds them, and not each channel by one factor and summand",
+        ),
+        (
+            lambda: nn.Sequential(Flipped(), of_timm()),
+            r"changes pictures before 1.patch_embed.proj embeds them, and not each channel by one factor and summand",
+        ),
+        (
+            lambda: Grid(64, cut=(8, 16)),
+            "found no patch embedding: cut cuts patches of 8 x 16 pixels; closed forms need",
         ),
         (lambda: Homemade(before=nn.LayerNorm(192)), "found no patch embedding"),
         # Of so many random values the norm is nearly 1: a random picture must show it all the same.
@@ -271,7 +308,9 @@ def with_normalisation() -> nn.Module:
         "convolutions first",
         "swin",
         "no positions",
-        "normalises",
+        "normalises each picture",
+        "other order of channels",
+        "oblong patches",
         "norm first",
         "large norm first",
         "by columns",
@@ -359,3 +398,125 @@ def test_other_numbers_of_pictures_than_the_threat_model_has_are_refused(clean: 
     adopted = adopt(module, mean=MEAN, std=STD)
     with pytest.raises(AttackNotApplicableError, match="of 2 pictures"):
         attacked("patch_embedding", adopted.upload(gradients(module, clean), examples=2), adopted)
+
+
+def oblong(height: int, width: int) -> Tensor:
+    """A photograph (1, 3, height, width)."""
+    whole = open_source("bundled", size=128, classes=CLASSES).load("cat").image
+    return whole[None, :, :height, :width]
+
+
+def of_transformers_oblong() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    shape = {"hidden_size": 192, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 384}
+    return ViTForImageClassification(ViTConfig(image_size=(72, 128), patch_size=8, num_labels=CLASSES, **shape))
+
+
+@pytest.mark.parametrize(
+    ("make", "sides"),
+    [
+        (lambda: of_timm(img_size=(72, 128), patch_size=8, depth=2), (72, 128)),
+        (lambda: of_timm(img_size=(128, 72), patch_size=8, depth=2, dynamic_img_size=True), (128, 72)),
+        (lambda: of_timm(img_size=(72, 128), patch_size=8, depth=2, reg_tokens=4), (72, 128)),
+        (of_transformers_oblong, (72, 128)),
+        (lambda: Grid(144), (72, 128)),
+        (lambda: Grid(144), (128, 72)),
+        (lambda: Grid(144), (96, 96)),
+        (lambda: Grid(128, before=1), (64, 128)),
+        (lambda: Grid(128, before=5), (128, 64)),
+    ],
+)
+def test_patches_of_pictures_that_are_no_squares_come_back_in_their_places(
+    make: Callable[[], nn.Module], sides: tuple[int, int]
+) -> None:
+    module, picture = made(make).eval(), oblong(*sides)
+    own = gradients(module, picture)
+    for adopted in (adopt(module, mean=MEAN, std=STD), adopt(module, mean=MEAN, std=STD, pixels=sides)):
+        recovered = fedmjp.attack("patch_embedding", adopted.upload(own), adopted).images
+        assert psnr(picture, recovered) > 40
+    assert adopted.pixels == sides
+    assert attacked("grey", adopted.upload(own), adopted).shape == picture.shape
+    with pytest.raises(AttackNotApplicableError, match=r"no prior|there is none for (pictures of|image size)"):
+        attacked("patch_embedding_wiener", adopted.upload(own), adopted)
+
+
+def test_a_size_that_the_positions_are_not_of_is_refused() -> None:
+    with pytest.raises(BadInputError, match="pictures of 64 x 64 are not what where is of: 144 patches of 8 pixels"):
+        adopt(made(lambda: Grid(144)), mean=MEAN, std=STD, pixels=(64, 64))
+
+
+WHOLE = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3}
+
+
+@pytest.mark.parametrize(
+    ("before", "enters", "stated"),
+    [
+        (nn.Identity(), lambda picture: 255 * picture, WHOLE),
+        (nn.Identity(), lambda picture: 255 * picture, {"mean": (0,) * 3, "std": (1,) * 3}),
+        (nn.Identity(), lambda picture: (255 * picture - 0.5) / 0.5, {"mean": (0.5,) * 3, "std": (0.5,) * 3}),
+        (nn.Identity(), lambda picture: 65_535 * picture, {"mean": (0,) * 3, "std": (1,) * 3}),
+        (transforms.Normalize(MEAN, STD), lambda picture: picture, {"mean": (0,) * 3, "std": (1,) * 3}),
+        (transforms.ToDtype(torch.float32, scale=True), lambda picture: (255 * picture).round().byte(), WHOLE),
+        (transforms.Normalize((0,) * 3, (255,) * 3), lambda picture: 255 * picture, WHOLE),
+    ],
+    ids=["0..255", "0..255, not stated", "0..255, stated as of 0..1", "16 bits", "inside", "uint8", "divided inside"],
+)
+def test_values_come_back_on_the_scale_on_which_pictures_enter(
+    before: nn.Module, enters: Callable[[Tensor], Tensor], stated: dict[str, Any], clean: Tensor
+) -> None:
+    """Torchvision's own transforms stand for what modules do inside."""
+    module = nn.Sequential(before, made(of_timm)).eval()
+    F.cross_entropy(module(enters(clean)), torch.tensor([281])).backward()
+    adopted = adopt(module, **stated)
+    own = {name: parameter.grad for name, parameter in module.named_parameters()}
+    upload = adopted.upload(own)
+    for name in ("patch_embedding", "patch_embedding_wiener"):
+        assert psnr(clean, fedmjp.attack(name, upload, adopted).images) > 45
+    entrance = [own[f"1.{name}"] for name in ("patch_embed.proj.weight", "pos_embed")]
+    if isinstance(before, nn.Identity):
+        assert psnr(clean[0], fedmjp.recover(*entrance, **stated)) > 45
+
+
+def test_a_picture_that_was_normalised_by_itself_is_refused_with_numbers_that_stretch_it(clean: Tensor) -> None:
+    module = made(of_timm).eval()
+    F.cross_entropy(module((clean - clean.mean()) / clean.std()), torch.tensor([281])).backward()
+    own = {name: parameter.grad for name, parameter in module.named_parameters()}
+    adopted = adopt(module, mean=(0.5,) * 3, std=(0.5,) * 3)
+    values = (
+        r"mean 0.5,0.5,0.5 and std 0.5,0.5,0.5 the picture's values run from -\d.* instead of 0 to 1: .* take mean "
+    )
+    with pytest.raises(AttackNotApplicableError, match=f"patch_embedding: with {values}") as refusal:
+        fedmjp.attack("patch_embedding", adopted.upload(own), adopted)
+    entrance = (own["patch_embed.proj.weight"], own["pos_embed"])
+    with pytest.raises(BadInputError, match=f"^with {values}"):
+        fedmjp.recover(*entrance, mean=(0.5,) * 3, std=(0.5,) * 3)
+    mean, std = (
+        [
+            float(number)
+            for number in re.search(rf"take .*{name} ([\d.,]+)", str(refusal.value))[1].strip(",").split(",")
+        ]
+        for name in ("mean", "std")
+    )
+    stretched = fedmjp.attack("patch_embedding", adopted.upload(own), adopt(module, mean=mean, std=std)).images[0]
+    assert torch.equal(fedmjp.recover(*entrance, mean=None, std=None).isfinite(), torch.ones(3, SIZE, SIZE).bool())
+    assert torch.corrcoef(torch.stack([stretched.flatten(), clean.flatten()]))[0, 1] > 0.999
+
+
+def test_dropped_patches_are_said_and_the_others_scored_by_themselves(clean: Tensor) -> None:
+    module = made(lambda: of_timm(patch_size=8, patch_drop_rate=0.25)).train()
+    with scoped_randomness(7):
+        own = gradients(module, clean)
+    adopted = adopt(module, mean=MEAN, std=STD)
+    with pytest.warns(UserWarning, match="16 of 64 patches have no gradient, as of dropped tokens: nothing shows them"):
+        result = fedmjp.attack("patch_embedding", adopted.upload(own), adopted)
+    assert result.seen is not None
+    assert int(result.seen.sum()) == 48 * 64
+    nothing = torch.zeros(1, 1, dtype=torch.int64)
+    private = PrivateBatch(clean, clean, nothing.bool(), nothing, nothing[0], ("cat",), Picture.CLEAN)
+    scores = fedmjp.score(result, private, metrics=("psnr",))
+    assert scores["psnr"] < 30
+    assert scores["psnr_seen"] > 60
+    where = result.seen[0].expand(3, -1, -1)
+    expected = peak_signal_noise_ratio(clean[0][where].numpy(), result.images[0][where].numpy(), data_range=1.0)
+    assert float(scores["psnr_seen"]) == pytest.approx(expected, abs=1e-3)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedmjp import provenance
 from fedmjp.benchmarks.federation.simulation import RunFolder
-from fedmjp.benchmarks.folder.pictures import load_png
+from fedmjp.benchmarks.folder.output import load_png
 from fedmjp.benchmarks.folder.scores import ScoreTable
 from fedmjp.benchmarks.folder.trials import TrialResult
 from fedmjp.benchmarks.report import figure
@@ -92,13 +92,13 @@ def test_rows_of_another_attack_stay_and_a_cut_row_is_made_again(
     assert len(repaired) == 6
 
 
-def test_a_checkout_that_changes_during_a_run_leaves_rows_that_are_read(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    changed = provenance.environment() | {"revision": {"commit": "another", "modified": True}}
-    monkeypatch.setattr("fedmjp.benchmarks.running.engine._environment", lambda: changed)
+def test_rows_of_two_checkouts_are_read_and_each_has_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert attack(monkeypatch, tmp_path, "patch_embedding", "--limit", "1") == 0
-    assert len(attack_board(tmp_path)) == 2
+    changed = provenance.environment() | {"revision": {"commit": "another", "modified": True}}
+    with monkeypatch.context() as patch:
+        patch.setattr("fedmjp.provenance.environment", lambda: changed)
+        assert attack(patch, tmp_path, "patch_embedding", "--limit", "2") == 0
+    assert attack_board(tmp_path)["n"].tolist() == [2, 2]
     environments = json.loads((tmp_path / "manifest.json").read_text())["environments"].values()
     commits = {environment["revision"]["commit"] for environment in environments}
     assert commits == {"another", provenance.revision()["commit"]}
@@ -206,11 +206,15 @@ def test_the_figure_shows_what_the_defence_shuffled_and_not_what_the_twin_saw(
 ) -> None:
     shown: list[Path] = []
 
-    def load(path: Path) -> object:
-        shown.append(path)
-        return load_png(path)
+    class Opening:
+        new, Resampling = Image.new, Image.Resampling
 
-    monkeypatch.setattr(figure, "load_png", load)
+        @staticmethod
+        def open(path: Path) -> Image.Image:
+            shown.append(path)
+            return Image.open(path)
+
+    monkeypatch.setattr(figure, "Image", Opening)
     assert attack(monkeypatch, tmp_path, "patch_embedding", "--limit", "2", "--defence", "mjp:mask-ratio=0.5") == 0
     clean, shuffled = (
         [load_png(path) for path in shown if path.stem.endswith(kind)] for kind in ("-clean", "-shuffled")

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -26,13 +26,15 @@ from torchvision.transforms import _presets, v2
 
 import fedmjp
 from fedmjp.benchmarks.audit.attacking import attempt_all, decay_in_loss
+from fedmjp.benchmarks.audit.audit import _examine
 from fedmjp.benchmarks.audit.evaluating import Private, read_private, scored
 from fedmjp.benchmarks.audit.network import take_in
 from fedmjp.benchmarks.audit.noise import Change, Repeats
 from fedmjp.benchmarks.audit.probe import watching
 from fedmjp.benchmarks.audit.protections import verify
 from fedmjp.benchmarks.audit.recipe import as_one_group, channels, departure_of, read_recipe, threat_of, unreadable
-from fedmjp.benchmarks.audit.running import Records
+from fedmjp.benchmarks.audit.running import AppRun, Records
+from fedmjp.benchmarks.audit.verdict import exit_code
 from fedmjp.benchmarks.audit.wire import read_answers
 from fedmjp.facade import bundled_pictures
 from fedmjp.metrics import metric
@@ -62,11 +64,11 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _global_optimizer_pre_hooks.clear()
 
 
-def watched(root: Path, module: nn.Module, train: Callable[[nn.Module], object]) -> Records:
+def watched(root: Path, module: nn.Module, train: Callable[[nn.Module], object], *, message_id: str = "m") -> Records:
     """Records of one training message that was answered with weights."""
     records = Records(root)
     content = RecordDict({"arrays": ArrayRecord(module.state_dict())})
-    message: Any = SimpleNamespace(metadata=SimpleNamespace(message_id="m", dst_node_id=1), content=content)
+    message: Any = SimpleNamespace(metadata=SimpleNamespace(message_id=message_id, dst_node_id=1), content=content)
     with watching.MessageWatch(records.evaluator, records.model, message) as watch:
         train(module.train())
     content = RecordDict({"arrays": ArrayRecord(module.state_dict())})
@@ -325,6 +327,37 @@ def test_what_an_optimiser_did_is_read_and_taken_into_account(name: str, tmp_pat
         assert made["labels"]["labels_right"] == 1
 
 
+def clip(module: nn.Module, images: Tensor, labels: Tensor) -> None:
+    F.cross_entropy(module(images), labels).backward()
+    nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+
+
+def accumulate(module: nn.Module, images: Tensor, labels: Tensor) -> None:
+    for few, of in zip(images.split(2), labels.split(2), strict=True):
+        F.cross_entropy(module(few), of).backward()
+
+
+@pytest.mark.usefixtures("hooks")
+@pytest.mark.parametrize("backward", [clip, accumulate])
+def test_a_factor_on_the_gradient_leaves_labels_and_features_as_they_are(backward: Any, tmp_path: Path) -> None:
+    module, labels = small_vit(), torch.tensor([3, 3, 1, 5])
+    pictures = torch.stack([picture.image for picture in bundled_pictures(len(labels), size=SIDE)])
+    sent = {key: value.detach().clone() for key, value in module.state_dict().items()}
+
+    def train(trained: nn.Module) -> None:
+        backward(trained, (pictures - 0.5) / 0.25, labels)
+        torch.optim.SGD(trained.parameters(), 0.1).step()
+
+    recipe = read_recipe(watched(tmp_path, module, train))
+    delta = {key: value.detach() - sent[key] for key, value in module.state_dict().items()}
+    network = take_in(module, sent, mean=MEAN, std=STD, side=SIDE)
+    threat, update = threat_of(recipe, "weights"), as_one_group(delta, sent, recipe)
+    private = Private(((pictures - 0.5) / 0.25,), pictures, labels)
+    made = {one.attack: scored(one, private, network) for one in attempt_all(network, update, threat) if one.ran}
+    assert made["labels"]["labels_right"] == made["class_token"]["labels_right"] == 1
+    assert made["class_token"]["features_near"] == len(labels)
+
+
 class Ours(torch.optim.SGD):
     """An optimiser that is not torch's."""
 
@@ -347,6 +380,23 @@ def test_a_change_that_is_no_sum_of_gradients_is_refused_with_the_reason(name: s
     optimisers, steps, reason = UNREAD[name]
     recipe = read_recipe(watched(tmp_path, small_vit(), trained_by(optimisers, steps)))
     assert reason in str(unreadable(recipe, "weights"))
+
+
+@pytest.mark.usefixtures("hooks")
+def test_an_example_that_enters_again_counts_once(tmp_path: Path) -> None:
+    inputs, labels = torch.rand(6, 30), torch.arange(6)
+
+    def train(module: nn.Module) -> None:
+        for first in (0, 3, 0, 3, 0):
+            F.cross_entropy(module(inputs[first : first + 3]), labels[first : first + 3]).backward()
+
+    records = watched(tmp_path, nn.Linear(30, 10), train)
+    recipe, private = read_recipe(records), read_private(records.evaluator, "m", [0.0], [1.0])
+    assert (recipe["examples"], recipe["passes"]) == (6, 2.5)
+    assert private is not None
+    torch.testing.assert_close(torch.cat(private.entered), inputs)
+    assert private.labels is not None
+    assert private.labels.tolist() == labels.tolist()
 
 
 @pytest.mark.usefixtures("hooks")
@@ -445,10 +495,10 @@ def test_changes_of_weights_are_told_from_gradients(
 ) -> None:
     module, records = nn.Linear(30, 10), Records(tmp_path)
     sent = {name: value.detach().clone() for name, value in module.named_parameters()}
-    records.server.mkdir()
     optimiser = torch.optim.SGD(module.parameters(), lr=0.05)
     message: Any = SimpleNamespace(
-        metadata=SimpleNamespace(message_id="m", dst_node_id=1), content=RecordDict({"arrays": ArrayRecord(dict(sent))})
+        metadata=SimpleNamespace(message_id="m1", dst_node_id=1),
+        content=RecordDict({"arrays": ArrayRecord(dict(sent))}),
     )
     with watching.MessageWatch(records.evaluator, records.model, message) as watch:
         F.cross_entropy(module.train()(torch.rand(4, 30)), torch.arange(4)).backward()
@@ -460,13 +510,7 @@ def test_changes_of_weights_are_told_from_gradients(
     }
     reply: Any = SimpleNamespace(has_error=lambda: False, content=RecordDict({"arrays": ArrayRecord(left)}))
     watch.keep(reply)
-    lines: list[dict[str, Any]] = [
-        {"way": "down", "type": "train", "id": "m", "node": 1, "round": 1, "file": "sent.npz"},
-        {"way": "up", "type": "train", "id": "r", "reply_to": "m", "node": 1, "round": 1, "file": "left.npz"},
-    ]
-    for state, line in zip((sent, left), lines, strict=True):
-        np.savez(records.server / line["file"], **{f"arrays/{name}": value.numpy() for name, value in state.items()})
-    (records.server / "wire.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    wire_of(records, 1, sent, left)
     (only,) = read_answers(records)
     assert only.kind == kind
     if kind == "weights":
@@ -515,3 +559,47 @@ def test_an_average_over_steps_is_read_as_the_change_that_it_is() -> None:
     private = Private(((picture - 0.5) / 0.25,), picture, torch.tensor([3]))
     made = {one.attack: scored(one, private, network) for one in attempt_all(network, update, threat) if one.ran}
     assert made["patch_embedding_wiener"]["psnr_worst_case"] > 35
+
+
+def wire_of(records: Records, number: int, sent: Mapping[str, Tensor], left: Mapping[str, Tensor]) -> None:
+    """Write down what the server saw of one round of one client."""
+    records.server.mkdir(exist_ok=True)
+    about: dict[str, Any] = {"type": "train", "node": 1, "round": number, "records": {}}
+    asked = {"way": "down", "id": f"m{number}", "file": f"sent-{number}.npz", **about}
+    answered = {"way": "up", "id": f"r{number}", "reply_to": f"m{number}", "file": f"left-{number}.npz", **about}
+    for state, line in ((sent, asked), (left, answered)):
+        arrays: dict[str, Any] = {f"arrays/{name}": value.numpy() for name, value in state.items()}
+        np.savez(records.server / str(line["file"]), **arrays)
+    with (records.server / "wire.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in (asked, answered))
+
+
+@pytest.mark.usefixtures("hooks")
+@pytest.mark.parametrize("leaking", [1, 3])
+def test_every_round_is_attacked_and_the_worst_is_told(leaking: int, tmp_path: Path) -> None:
+    module, generator = small_vit(), torch.Generator().manual_seed(0)
+    picture = bundled_pictures(1, size=SIDE)[0].image[None]
+
+    def train(trained: nn.Module) -> None:
+        optimiser = torch.optim.SGD(trained.parameters(), 0.05, weight_decay=5e-3)
+        F.cross_entropy(trained(255 * picture), torch.tensor([3])).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    for number in (1, 2, 3):
+        sent = {name: value.detach().clone() for name, value in module.state_dict().items()}
+        records = watched(tmp_path, module, train, message_id=f"m{number}")
+        left = {name: value.detach().clone() for name, value in module.state_dict().items()}
+        if number != leaking:  # so much noise that nothing is left of the step
+            left = {name: value + torch.randn(value.shape, generator=generator) for name, value in left.items()}
+        wire_of(records, number, sent, left)
+        module = small_vit()
+    findings = _examine("small", records, AppRun(1, 1.0, None), stand_in=False, on_stage=lambda _: None)
+    report = findings.report
+    assert {row["upload"] for row in report["recovered"]} == {f"client 1, round {number}" for number in (1, 2, 3)}
+    assert report["recipe"]["range"] == (0, 255)
+    first, *others = (leak for leak in report["leaks"] if "come back" in leak["what"])
+    assert f"1 of 1 pictures of client 1, round {leaking} come back" in first["what"]
+    assert not others
+    assert float(first["evidence"].split(": ")[1].split(" dB")[0]) > 25
+    assert exit_code(report) == 1

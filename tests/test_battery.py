@@ -162,10 +162,16 @@ def test_the_campaign_of_defences_tries_every_defence_on_models_of_the_zoo() -> 
     tried = {config.name for rows in campaign.rows for defences in rows.defences for config in defences}
     assert tried == set(DEFENCES) - {"laplace", "pixels"}  # as gaussian and jigsaw, less known
     experiments = campaign.experiments(device="cpu")
-    trained = {experiment.arm.weights.sha256 for experiment in experiments if experiment.arm.weights}
+    trained = {
+        experiment.scenario.network.weights.sha256 for experiment in experiments if experiment.scenario.network.weights
+    }
     zoo = ("coarse-none-0", "coarse-mjp-0", "wide-none-0", "wide-mjp-0")
     assert trained == {zoo_model(name).sha256 for name in zoo}
-    assert {experiment.arm.patch_size for experiment in experiments if experiment.arm.name == "deit_mini"} == {4}
+    assert {
+        experiment.scenario.network.patch_size
+        for experiment in experiments
+        if experiment.scenario.network.name == "deit_mini"
+    } == {4}
 
 
 @pytest.mark.parametrize(

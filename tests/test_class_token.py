@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
@@ -13,12 +14,15 @@ from torch.autograd import backward
 from fedmjp.attacks.class_token.attack import ClassToken
 from fedmjp.attacks.class_token.head import Head, HeadGradient
 from fedmjp.attacks.class_token.separate import Separation, separate
+from fedmjp.benchmarks.audit.network import by_name
 from fedmjp.exchange import Exchange
 from fedmjp.facade import bundled_pictures
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.sent import SentWeights
 from fedmjp.records import Features, Upload
 from fedmjp.scenario import Scenario
+from fedmjp.seeds import scoped_randomness
 from fedmjp.threat import ThreatModel
 from tests.conftest import small_model, small_scenario
 
@@ -63,6 +67,30 @@ SCENARIOS: dict[str, tuple[dict[str, Any], list[int]]] = {
     "the head alone": ({"defences": "withhold:roles=body"}, [0, 2, 4, 6]),
     "a sum of two clients": ({"defences": "secure_sum:clients=2", "clients": 2, "batch_size": 4}, list(range(8))),
 }
+
+
+def test_a_head_trained_alone_gives_features_by_the_networks_weights() -> None:
+    """Timm's network: its head's gradient alone is sent, under the names of the whole or of the head."""
+    with scoped_randomness(1):
+        network = timm.create_model("vit_tiny_patch16_224", img_size=64, patch_size=8, num_classes=10).eval()
+        torch.nn.init.trunc_normal_(network.head.weight, std=0.02)
+    network.requires_grad_(False).head.requires_grad_(True)
+    pictures = 2 * torch.stack([picture.image for picture in PICTURES]) - 1
+    labels = torch.tensor([3, 3, 3, 1, 1, 7, 7, 9])
+    F.cross_entropy(network(pictures), labels).backward()
+    truth = network.forward_head(network.forward_features(pictures), pre_logits=True).detach().double()
+    own = {f"head.{name}": parameter.grad for name, parameter in network.head.named_parameters()}
+    sent = SentWeights.of(network.state_dict())
+    (made,) = ClassToken({}).run(
+        [sent.upload(own, examples=8, kind="gradient")], sent, ThreatModel(batch_size=8), generator=torch.Generator()
+    )
+    assert made.features is not None
+    assert float(assigned(made.features, truth)[1].max()) < EXACT
+    assert sorted(made.labels.tolist()) == sorted(labels.tolist())
+    in_part = by_name(
+        network.state_dict(), {name: parameter.grad for name, parameter in network.head.named_parameters()}
+    )
+    assert in_part.keys() == own.keys()
 
 
 @pytest.mark.parametrize(("values", "places"), SCENARIOS.values(), ids=SCENARIOS)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedmjp.data.bundled import CROPS
+from fedmjp.data.datasets import CROPS
 from fedmjp.data.pictures import open_picture, to_rgb
 from fedmjp.data.selection import open_source, select, select_for
 from fedmjp.errors import DataError

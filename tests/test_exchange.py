@@ -69,7 +69,7 @@ def test_a_sum_is_the_mean_of_what_each_client_would_have_sent() -> None:
     alone = small_scenario(defences="clip:norm=0.1", clients=2)
     selection, pictures = loaded(together)
     summed = together.exchange(pictures).upload
-    assert (summed.num_examples, together.threat.clients, together.uploads) == (2, 2, 1)
+    assert (summed.num_examples, together.threat.pipeline.clients, together.uploads) == (2, 2, 1)
     assert [[entry.name for entry in batch] for batch in selection.batches(together)] == [
         [picture.name for picture in pictures]
     ]

@@ -17,7 +17,7 @@ from fedmjp.data.selection import select_for
 from fedmjp.defences import DEFENCES
 from fedmjp.defences.base import Client, Defence
 from fedmjp.errors import DefenceError
-from fedmjp.models.build import build_vit, upload_bytes
+from fedmjp.models.build import build_vit, parameter_count
 from fedmjp.randomness import Randomness
 from fedmjp.scenario import Scenario
 from fedmjp.server.loop import Federation
@@ -119,7 +119,7 @@ def test_history_says_what_an_upload_takes(tmp_path: Path, defences: list[str], 
     scenario = scenario_of(defences=defences, rounds=1)
     play(scenario, tmp_path)
     (row,) = history(tmp_path).to_dict("records")
-    assert row["upload_bytes"] == pytest.approx(share * upload_bytes(scenario.network), rel=1e-3)
+    assert row["upload_bytes"] == pytest.approx(share * 4 * parameter_count(scenario.network), rel=1e-3)
     assert 0 <= row["upload_seconds"] < 60
 
 
@@ -134,7 +134,7 @@ def test_what_is_withheld_stays_as_it_was_and_never_leaves(tmp_path: Path, strat
     for reply in grid.replies.values():
         assert set(reply.content.array_records[ARRAYS]) == set(before) - set(PATCHES)
     uploaded = history(tmp_path)["upload_bytes"].iloc[0]
-    assert uploaded == upload_bytes(scenario.network) - 4 * sum(before[name].numel() for name in PATCHES)
+    assert uploaded == 4 * parameter_count(scenario.network) - 4 * sum(before[name].numel() for name in PATCHES)
 
 
 def test_other_tensors_must_not_be_missing_and_withheld_ones_must_be(tmp_path: Path) -> None:

@@ -168,6 +168,42 @@ def test_a_batch_of_eight_passes_and_the_ledger_says_what_of_labels_and_features
     assert last(gate).verdict == "passed"
 
 
+def clip(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    F.cross_entropy(model(images), labels).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+def accumulate(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    for few, of in zip(images.split(2), labels.split(2), strict=True):
+        F.cross_entropy(model(few), of).backward()
+
+
+def add_up(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    F.cross_entropy(model(images), labels, reduction="sum").backward()
+
+
+def keep_loss_scale(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    (64 * F.cross_entropy(model(images), labels)).backward()
+
+
+@pytest.mark.parametrize("backward", [clip, accumulate, add_up, keep_loss_scale])
+def test_a_factor_on_the_gradient_lets_no_feature_out(backward: Any, tmp_path: Path) -> None:
+    gate = gate_of(tmp_path, features="refuse", kind="weights")
+    app, (images, _) = ClientApp(mods=[gate]), batch_of(8)
+
+    @app.train()
+    def answer(message: Message, _: Context) -> Message:
+        model = made("torchvision").train()
+        backward(model, images, torch.tensor([3, 3, 3, 1, 1, 7, 7, 9]))
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        metrics = MetricRecord({"num-examples": 8})
+        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+
+    assert reason_of(app(asked("torchvision"), context())).endswith("features come back")
+    right = {(outcome.attack, outcome.of): outcome.came_back for outcome in last(gate).outcomes}
+    assert right["labels", "labels"] == right["class_token", "labels"] == right["class_token", "features"] == 8
+
+
 def test_labels_of_all_batches_are_seen_and_pictures_of_the_first_ones() -> None:
     images, _ = batch_of(24)
     labels = [torch.full((24,), label) for label in range(4)]

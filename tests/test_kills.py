@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from fedmjp.benchmarks.federation.guard import MODULE, PREFIX, SUPEREXEC, end_abandoned
-from fedmjp.benchmarks.folder.pictures import png_of, save_png
+from fedmjp.benchmarks.folder.output import png_of, save_png
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.running.runner import run_local
 from fedmjp.benchmarks.running.workbench import Setup

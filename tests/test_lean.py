@@ -1,5 +1,6 @@
-"""Commands that compute nothing start without torch, workers and clients without scipy."""
+"""Commands that compute nothing start without torch, workers and clients without scipy; an attack's road is short."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -94,3 +95,42 @@ def test_what_was_measured_is_told_without_what_computes(tmp_path: Path, command
 
 def test_help_of_every_command_comes_without_torch() -> None:
     assert "torch" not in modules(EVERY_HELP)
+
+
+# Prints the functions that the command enters, as their file and name, and the modules that it imported.
+ROAD = """
+import inspect, os, sys, threading
+import fedmjp.cli
+entered = set()
+folder = os.path.dirname(fedmjp.__file__)
+def enter(frame, event, argument):
+    code = frame.f_code
+    if event == "call" and code.co_flags & inspect.CO_OPTIMIZED and code.co_filename.startswith(folder):
+        entered.add((code.co_filename, code.co_qualname))
+threading.setprofile(enter)
+sys.setprofile(enter)
+try:
+    fedmjp.cli.main()
+except SystemExit as ended:
+    sys.setprofile(None)
+    assert not ended.code
+for file, function in sorted(entered):
+    if not function.rpartition(".")[2].startswith("<"):  # comprehensions and lambdas are a part of their function
+        print("entered", file.removeprefix(folder), function)
+print("imported", *sys.modules)
+"""
+FUNCTIONS, FILES = 264, 55
+
+
+def test_few_functions_lie_between_the_command_attack_and_its_table(tmp_path: Path) -> None:
+    words = "attack --attack patch_embedding --model deit_tiny --image-size 64 --limit 2 --setting a --device cpu"
+    command = [sys.executable, "-c", ROAD, *words.split(), "--output", "scores"]
+    environment = {**os.environ, "TORCH_HOME": str(tmp_path / "nothing")}  # LPIPS is a metric that may be there
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    entered = [line[1:] for line in lines if line[:1] == ["entered"]]
+    assert len(entered) <= FUNCTIONS, "merge or leave out what only passes on, see design.md"
+    assert len({file for file, _ in entered}) <= FILES
+    imported = next(line for line in lines if line[:1] == ["imported"])
+    assert {"matplotlib", "pandas", "scipy", "skimage.io", "sqlalchemy"}.isdisjoint(imported)

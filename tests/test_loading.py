@@ -17,8 +17,7 @@ from torch import Tensor
 
 from fedmjp.data import loading
 from fedmjp.data.augmentation import TrainingTransform
-from fedmjp.data.datasets import open_dataset
-from fedmjp.data.labelled import LabelledDataset
+from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import (
     Batch,
     Part,

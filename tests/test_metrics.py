@@ -16,8 +16,8 @@ from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structu
 
 from fedmjp import metrics
 from fedmjp.errors import RecordError, UnknownNameError, WeightsMissingError
-from fedmjp.metrics import backbone, perceptual
-from fedmjp.metrics.protocol import represent
+from fedmjp.metrics import perceptual
+from fedmjp.metrics.scoring import to_levels
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "official_metrics.json").read_text())
 AVAILABLE = ["mse", "psnr", "ssim", "ssim_mjp", "fft2d"]
@@ -134,20 +134,19 @@ def test_unknown_metric_offers_the_nearest() -> None:
 def test_8bit_protocol_is_a_png_round_trip(generator: torch.Generator) -> None:
     images = torch.rand(1, 3, 8, 8, generator=generator)
     stored = (images * 255).round().to(torch.uint8)
-    assert torch.equal(represent(images, "8bit"), stored.float() / 255)
-    assert represent(images, "float") is images
+    assert torch.equal(to_levels(images), stored.float() / 255)
 
 
 def test_lpips_without_its_weights_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    with pytest.raises(WeightsMissingError, match=backbone.BACKBONE_FILE):
+    with pytest.raises(WeightsMissingError, match=metrics.BACKBONE_FILE):
         perceptual.lpips_alex(torch.zeros(1, 3, 64, 64), torch.zeros(1, 3, 64, 64))
 
 
 def test_lpips_refuses_another_file_under_the_right_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    backbone.backbone_path().parent.mkdir(parents=True)
-    backbone.backbone_path().write_bytes(b"not AlexNet")
+    metrics.backbone_path().parent.mkdir(parents=True)
+    metrics.backbone_path().write_bytes(b"not AlexNet")
     with pytest.raises(WeightsMissingError, match="damaged or another file"):
         perceptual.lpips_alex(torch.zeros(1, 3, 64, 64), torch.zeros(1, 3, 64, 64))
 
@@ -157,10 +156,10 @@ def test_lpips_loads_its_backbone_from_the_file_where_doctor_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
 ) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(backbone, "_matches_name", lambda *_: True)  # a file of ours, so with another digest
+    monkeypatch.setattr(metrics, "_matches_name", lambda *_: True)  # a file of ours, so with another digest
     alexnet = torchvision.models.alexnet(weights=None)
-    backbone.backbone_path().parent.mkdir(parents=True)
-    torch.save(alexnet.state_dict(), backbone.backbone_path())
+    metrics.backbone_path().parent.mkdir(parents=True)
+    torch.save(alexnet.state_dict(), metrics.backbone_path())
     network = lpips.LPIPS(net="alex", pnet_rand=True, verbose=False)
     layers = dict(alexnet.features.named_children())
     for part in (network.net.slice1, network.net.slice2, network.net.slice3, network.net.slice4, network.net.slice5):

@@ -72,7 +72,7 @@ def opened(folder: Path) -> tuple[RecordedRounds, Experiment]:
 
 def test_the_last_upload_of_each_picture_comes_with_all_others_of_its_client(witness: str, records: Path) -> None:
     rounds, experiment = opened(records)
-    assert experiment.threat.uploads_per_picture == EPOCHS
+    assert experiment.scenario.threat.uploads_per_picture == EPOCHS
     batches = [tuple(entry.name for entry in batch) for batch in rounds.batches(experiment.scenario)]
     assert len(batches) == len(set(batches)) == 8
     found = rounds.source(experiment).uploads(batches)

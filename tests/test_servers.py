@@ -129,6 +129,8 @@ def test_a_class_is_fished_out_of_a_sum_and_out_of_weights_after_an_epoch() -> N
         "class_fishing", update="delta", local_steps=2, local_batch_size=2, local_momentum=0.9,
     )  # fmt: skip
     assert scores(attacked(epoch, epoch.exchange(pictures)), pictures)[1] > 55
+    decayed = scenario_of("class_fishing", update="delta", local_weight_decay=0.05)
+    assert scores(attacked(decayed, decayed.exchange(pictures)), pictures)[1] > 55
 
 
 def test_feature_fishing_takes_one_of_two_pictures_of_a_class() -> None:
@@ -221,8 +223,8 @@ def test_a_campaign_names_a_server_and_a_table_says_which(tmp_path: Path) -> Non
     grid = {"models": ["deit_tiny"], "defences": ["none"], "attacks": ["grey"], "settings": ["a"]}
     campaign = Campaign.parse({"name": "fishing", "grids": [grid | {"server": {"name": "class_fishing", "class": 3}}]})
     (experiment,) = campaign.experiments(device="cpu")
-    assert experiment.threat.server is not None
-    assert experiment.threat.server.text == "class_fishing:class=3"
+    assert experiment.scenario.threat.server is not None
+    assert experiment.scenario.threat.server.text == "class_fishing:class=3"
     size = ["--model", "deit_tiny", "--image-size", str(SMALL["image_size"]), "--patch-size", str(SMALL["patch_size"])]
     asked = ["attack", "--attack", "patch_embedding", "--server", "class_fishing", "--batch-size", "4", "--limit", "4"]
     result = CliRunner().invoke(app, [*asked, *size, "--output", str(tmp_path)])

@@ -9,8 +9,7 @@ import pytest
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.defences import DEFENCES
-from fedmjp.registry import Registry
-from fedmjp.stated import named_classes, read_literal
+from fedmjp.registry import Registry, named_classes, read_literal
 from fedmjp.threat import SERVERS
 
 LISTED = [

@@ -1,6 +1,7 @@
 """`fedmjp attack --module ... --gradient ...`: a user's own model and gradient, as a user meets them."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -198,7 +199,7 @@ def test_a_mixture_is_refused_unless_the_attack_reckons_with_noise(
     assert attack(*given) == BAD_INPUT
     refusal = capsys.readouterr().err
     assert "patch_embedding: the two gradients are not of one picture" in refusal
-    assert "give --batch-size N" in refusal
+    assert "give the number of pictures of a batch (--batch-size, or examples in Python" in refusal
     assert not Path("out").exists()
     assert attack(*given, "--attack", "patch_embedding_wiener") == 0
     assert "the two gradients are not of one picture" in capsys.readouterr().out
@@ -206,6 +207,92 @@ def test_a_mixture_is_refused_unless_the_attack_reckons_with_noise(
     assert Path("out/recovered-2.png").exists()
     assert attack(*given, "--attack", "grey") == 0
     assert not Path("out/recovered-2.png").exists(), "what a former run left is gone"
+
+
+def sum_of_two(module: nn.Module, picture: Tensor) -> dict[str, Tensor]:
+    first, second = (dict(client(module, each)) for each in (picture, picture.flip(3)))
+    return {name: first[name] + second[name] for name in first}
+
+
+def step_of_adam(module: nn.Module, picture: Tensor) -> dict[str, Tensor]:
+    before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    client(module, picture)
+    torch.optim.Adam(module.parameters(), lr=0.01).step()
+    return {name: before[name] - parameter.detach() for name, parameter in module.named_parameters()}
+
+
+def another_size(module: nn.Module, picture: Tensor) -> dict[str, Tensor]:
+    """Positions resampled to it, as timm and transformers do."""
+    larger = F.interpolate(picture, size=(72, 96))
+    table = module.places
+    grid = F.interpolate(table[:, 1:].mT.unflatten(2, (8, 8)), size=(9, 12), mode="bicubic").flatten(2).mT
+    tokens = torch.cat([module.start, module.cut(larger).flatten(2).mT], dim=1) + torch.cat([table[:, :1], grid], dim=1)
+    module.zero_grad()
+    F.cross_entropy(module.classify(module.body(tokens)[:, 0]), torch.tensor([0])).backward()
+    return {name: parameter.grad for name, parameter in module.named_parameters()}
+
+
+def by_itself(module: nn.Module, picture: Tensor) -> dict[str, Tensor]:
+    standard = (picture - picture.mean()) / picture.std() * 2
+    return client(module, standard * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1))
+
+
+@pytest.mark.parametrize("sends", [sum_of_two, step_of_adam, by_itself])
+def test_python_refuses_with_the_commands_sentence(
+    sends: Callable[[nn.Module, Tensor], dict[str, Tensor]],
+    theirs: Theirs,
+    attack: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = f"{theirs.file}:hand_written"
+    own = {key: value.detach().clone() for key, value in sends(load_module(name), theirs.private).items()}
+    save_file(own, "upload.safetensors")
+    assert attack("--module", name, "--gradient", "upload.safetensors", *NORMALISED) == BAD_INPUT
+    sentence = capsys.readouterr().err.removeprefix("Error: ").strip()
+    adopted = fedmjp.adopt(load_module(name), mean=MEAN, std=STD)
+    with pytest.raises(BadInputError, match=f"^{re.escape(sentence)}$"):
+        fedmjp.attack("patch_embedding", adopted.upload(own), adopted)
+    with pytest.raises(BadInputError) as refusal:
+        fedmjp.recover(own["cut.weight"], own["places"], mean=MEAN, std=STD)
+    assert sentence.startswith(f"patch_embedding: {refusal.value}")
+
+
+def test_a_picture_of_another_size_is_said_where_it_cannot_be_told_from_rounding(
+    theirs: Theirs, attack: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"{theirs.file}:hand_written"
+    module = load_module(name)
+    own = another_size(module, theirs.private)
+    save_file(own, "upload.safetensors")
+    assert attack("--module", name, "--gradient", "upload.safetensors", *NORMALISED) == 0
+    message = "unexplained, as half precision, TF32 or a small difference of weights do, but a picture of another size"
+    assert message in " ".join(capsys.readouterr().out.split())
+    adopted = fedmjp.adopt(module, mean=MEAN, std=STD)
+    with pytest.warns(UserWarning, match=f"patch_embedding: one picture leaves .*% of .* {message}"):
+        fedmjp.attack("patch_embedding", adopted.upload(own), adopted)
+
+
+def test_the_command_says_what_an_upload_shows_of_size_and_patches(
+    theirs: Theirs, attack: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The module takes 4 x 16 patches as well as 8 x 8; a row of its tokens was dropped."""
+    module = load_module(f"{theirs.file}:hand_written")
+    picture = fedmjp.bundled_pictures(1, size=128)[0].image[None, :, 40:72]
+    keep = torch.arange(64) >= 16
+    module.cut.register_forward_hook(lambda _cut, _inputs, output: output * keep.view(1, 1, 4, 16))
+    module.places.register_hook(lambda grad: grad * torch.cat([torch.ones(1).bool(), keep])[None, :, None])
+    save_file(client(module, picture), "upload.safetensors")
+    Image.fromarray((picture[0] * 255).round().byte().permute(1, 2, 0).numpy()).save("wide.png")
+    given = ("--module", f"{theirs.file}:hand_written", "--gradient", "upload.safetensors", *NORMALISED)
+    for private in ((), ("--private", "wide.png")):
+        assert attack(*given, *private) == 0
+        assert np.array_equal(pixels_of(Path("out/recovered-1.png"))[8:], pixels_of(Path("wide.png"))[8:])
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "Pictures of 32 x 128 pixels in patches of 8" in printed
+        assert "16 of 64 patches have no gradient, as of dropped tokens: nothing shows them" in printed
+        assert ("the patches fit together as 32 x 128 pixels" in printed) is (not private)
+    assert "dB where patches have a gradient)" in printed
+    assert json.loads(Path("out/attack.json").read_text())["scores"]["psnr_seen"] > 50
 
 
 def test_a_network_that_shows_too_little_of_its_tokens_is_refused_too(

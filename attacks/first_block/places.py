@@ -206,7 +206,7 @@ def fill(affine: AffinePatches, missing: Tensor, model: Entrance) -> Tensor:
     on_torus = solver_on_torus(prior, basis, model) if len(basis) else None
 
     def slope(patches: Tensor) -> Tensor:
-        image = from_patches(patches[None], model.image_size, model.patch_size)[0]
+        image = from_patches(patches[None], model.pixels, model.patch_size)[0]
         return open_part(to_patches(prior.slope(image)[None], model.patch_size)[0])
 
     def open_part(patches: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch.func import vmap
 from fedmjp.attacks.mjp.affine import AffinePatches
 from fedmjp.attacks.mjp.closing import close
 from fedmjp.attacks.natural_pictures import NaturalPictures
-from fedmjp.models.entrance import Entrance
+from fedmjp.models.entrance import Entrance, count_patches
 from fedmjp.patches import from_patches, to_patches
 
 LEAST = 1e-6  # of the largest precision of a c_t: what float32 resolves of it
@@ -129,7 +129,7 @@ class Prior:
     def of(model: Entrance) -> "Prior":
         """Read it in the network's input space; the last one is cached, because it takes seconds."""
         normalised = torch.cat([model.mean.flatten(), model.std.flatten()])
-        kind = (model.image_size, model.patch_size, normalised.device, *normalised.tolist())
+        kind = (model.pixels, model.patch_size, normalised.device, *normalised.tolist())
         if kind not in _LAST:
             _LAST.clear()
             _LAST[kind] = Prior._written_out(model)
@@ -145,9 +145,9 @@ class Prior:
     def _written_out(model: Entrance) -> "Prior":
         mean = NaturalPictures.for_model(model).mean.double().repeat_interleave(model.patch_size**2)
         values = torch.eye(len(mean)).to(mean)
-        precision = _precision(AffinePatches(mean.expand(model.grid**2, -1), values), model)
+        precision = _precision(AffinePatches(mean.expand(count_patches(model), -1), values), model)
         precision.diagonal().add_(LEAST * precision.diagonal().max())
-        return Prior(mean.expand(model.grid**2, -1), precision)
+        return Prior(mean.expand(count_patches(model), -1), precision)
 
 
 _LAST: dict[tuple[object, ...], Prior] = {}
@@ -160,7 +160,7 @@ def _precision(affine: AffinePatches, model: Entrance) -> Tensor:
 
     def along(direction: Tensor) -> Tensor:
         values = direction.view(patches, rank) @ basis
-        slope = prior.slope(from_patches(values[None], model.image_size, model.patch_size)[0])
+        slope = prior.slope(from_patches(values[None], model.pixels, model.patch_size)[0])
         return (to_patches(slope[None], model.patch_size)[0] @ basis.mT).flatten()
 
     precision = vmap(along, chunk_size=CHUNK)(torch.eye(patches * rank, device=basis.device)).double()

@@ -36,7 +36,7 @@ from fedmjp.attacks.mjp.closing import close
 from fedmjp.attacks.mjp.facts import LinearFacts
 from fedmjp.attacks.mjp.linking import APART, Statement
 from fedmjp.models import names
-from fedmjp.models.entrance import Entrance
+from fedmjp.models.entrance import Entrance, count_patches
 
 # Share of the places at which two uploads must agree to share a picture. Masks of 0.5 for each picture leave a quarter.
 SHARED = 0.1
@@ -84,7 +84,7 @@ def refusal(model: Entrance, pictures: int) -> str | None:
         model: States the sizes.
         pictures: The number of pictures in an upload.
     """
-    patches, values = model.grid**2, 3 * model.patch_size**2
+    patches, values = count_patches(model), 3 * model.patch_size**2
     dimensions = model.get_parameter(names.POSITION_EMBEDDING).shape[-1]
     if pictures * patches >= dimensions:
         return f"{pictures * patches} patches are not fewer than the {dimensions} dimensions of a token"

@@ -25,8 +25,7 @@ from fedmjp.attacks.labels import mean_gradient
 from fedmjp.attacks.mjp.affine import AffinePatches
 from fedmjp.attacks.mjp.closing import close, flatten
 from fedmjp.attacks.mjp.facts import BLURRED
-from fedmjp.attacks.recover import solve_patches
-from fedmjp.attacks.token_gradients import Reading, token_gradients
+from fedmjp.attacks.token_gradients import Reading, solve_patches, token_gradients
 from fedmjp.models import names
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.entrance import Entrance

@@ -55,7 +55,7 @@ def close(affine: AffinePatches, model: Entrance) -> Tensor:
     basis = affine.basis.float()
 
     def slope(patches: Tensor) -> Tensor:
-        image = from_patches(patches[None], model.image_size, model.patch_size)[0]
+        image = from_patches(patches[None], model.pixels, model.patch_size)[0]
         return to_patches(prior.slope(image)[None], model.patch_size)[0] @ basis.mT
 
     inverse = solver_on_torus(prior, basis, model)
@@ -83,7 +83,7 @@ def flatten(affine: AffinePatches, start: Tensor, model: Entrance) -> Tensor:
     along = ((start - affine.fixed) @ affine.basis.mT).float().requires_grad_()
 
     def unevenness(rounded: float) -> Tensor:
-        image = from_patches((stated + along @ basis)[None], model.image_size, model.patch_size)[0]
+        image = from_patches((stated + along @ basis)[None], model.pixels, model.patch_size)[0]
         pixels = image * model.std + model.mean
         lengths = [
             (pixels.diff(dim=dim).square().sum(dim=0) + rounded**2).sqrt().sum()
@@ -116,7 +116,7 @@ def solver_on_torus(prior: NaturalPictures, basis: Tensor, model: Entrance) -> C
     Returns:
         A function of residuals (patches, unknowns).
     """
-    reach, grid = prior.reach(model.patch_size), model.grid
+    reach, grid = prior.reach(model.patch_size), model.pixels[0] // model.patch_size  # squares, as the prior is
     size = grid + reach + 1
     system = basis.new_zeros(size, size, len(basis), len(basis))
     for down in range(-reach, reach + 1):

@@ -64,7 +64,7 @@ from fedmjp.attacks.mask import mask_refusal, read_mask
 from fedmjp.attacks.natural_patches import natural_inputs
 from fedmjp.errors import AttackFailedError
 from fedmjp.models import names
-from fedmjp.models.entrance import Entrance
+from fedmjp.models.entrance import Entrance, count_patches
 from fedmjp.records import Upload
 from fedmjp.threat import ThreatModel
 
@@ -293,7 +293,7 @@ def refusal(model: Entrance, threat: ThreatModel) -> str | None:
     """
     if not model.has_positions:
         return "the model has no position embedding, so that no upload shows the gradients at the tokens"
-    patches = model.grid**2
+    patches = count_patches(model)
     dimensions = model.get_parameter(names.POSITION_EMBEDDING).shape[-1]
     if patches > dimensions:
         return f"{patches} patches are more than the {dimensions} dimensions of a token: the equations do not suffice"

@@ -16,7 +16,7 @@ from fedmjp.attacks.natural_patches import size_refusal
 from fedmjp.attacks.natural_pictures import NaturalPictures
 from fedmjp.defences.base import Mark
 from fedmjp.models import names
-from fedmjp.models.entrance import Entrance
+from fedmjp.models.entrance import Entrance, count_patches
 from fedmjp.patches import from_patches
 from fedmjp.records import Reconstruction, Upload
 from fedmjp.threat import ThreatModel
@@ -43,7 +43,7 @@ class ClosedFacts(Attack[Model]):
 
     def requirement(self, model: Model, threat: ThreatModel) -> str | None:
         """Refuse too few dimensions, a mask that cannot be read, and sizes without statistics."""
-        return refusal(model, threat) or size_refusal(model.image_size)
+        return refusal(model, threat) or size_refusal(model.pixels)
 
     def handles(self, model: Model, threat: ThreatModel) -> frozenset[Mark]:
         """Name what MJP does, a factor of the whole update, and what disturbs equations like noise.
@@ -51,7 +51,7 @@ class ClosedFacts(Attack[Model]):
         Only equations that are left over tell the loudness of noise.
         """
         del threat
-        measurable = model.grid**2 < len(model.get_parameter(names.PATCH_WEIGHT))
+        measurable = count_patches(model) < len(model.get_parameter(names.PATCH_WEIGHT))
         marks = HANDLED if measurable else HANDLED - LIKE_NOISE
         return marks if model.defended else marks - MJP
 
@@ -117,5 +117,5 @@ class MjpPrior(ClosedFacts[Entrance]):
 def _energy(patches: Tensor, model: Entrance) -> float:
     """Return the picture's energy under the prior, about one per value for a usual picture."""
     prior = NaturalPictures.for_model(model)
-    image = from_patches(patches[None].float(), model.image_size, model.patch_size)[0] - prior.mean[:, None, None]
+    image = from_patches(patches[None].float(), model.pixels, model.patch_size)[0] - prior.mean[:, None, None]
     return float((image * prior.slope(image)).sum())

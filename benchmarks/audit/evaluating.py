@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +53,30 @@ def read_private(folder: Path, message: str, mean: Sequence[float], std: Sequenc
             place, _, name = key.partition("/")
             batches.setdefault(int(place), {})[name] = torch.from_numpy(file[key])
     entered, labels = [], []
+    examples: set[bytes] = set()  # one that enters again, in another pass, counts once
     for batch in batches.values():
         inputs = {name: tensor for name, tensor in batch.items() if name != "target" and tensor.ndim > 1}
+        kept: list[bool] | slice = slice(None)
         if inputs:
-            entered.append(max(inputs.values(), key=lambda tensor: tensor.numel()))
+            largest = max(inputs.values(), key=lambda tensor: tensor.numel())
+            kept = _add_examples(largest, examples)
+            entered.append(largest[kept])
         target = batch.get("target", next((t for n, t in batch.items() if n.endswith("labels")), None))
         if target is not None:
-            labels.append(target.argmax(1) if target.ndim > 1 else target)
+            classes = target.argmax(1) if target.ndim > 1 else target
+            labels.append(classes[kept] if not inputs or len(classes) == len(largest) else classes)
+    entered = [batch for batch in entered if len(batch)]
     return Private(tuple(entered), _pictures(entered, mean, std), torch.cat(labels).long() if labels else None)
+
+
+def _add_examples(batch: Tensor, examples: set[bytes]) -> list[bool]:
+    """Add a batch's examples to those that entered before, and tell of each whether it is new."""
+    is_new = []
+    for example in batch:
+        digest = sha256(example.numpy().tobytes()).digest()
+        is_new.append(digest not in examples)
+        examples.add(digest)
+    return is_new
 
 
 def read_trained(folder: Path, message: str) -> dict[str, Tensor]:

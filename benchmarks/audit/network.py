@@ -81,7 +81,7 @@ def load_network(path: Path, code: Path) -> nn.Module:
 
 
 def by_name(state: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Name arrays as a network's state does: by name, else in order where all shapes are the state's.
+    """Name arrays as a network's state does: by name, in order of all its shapes, else by name in a part.
 
     Args:
         state: Of the network, in its order.
@@ -92,7 +92,10 @@ def by_name(state: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> dict[s
     values = list(arrays.values())
     if [tuple(value.shape) for value in values] == [tuple(value.shape) for value in state.values()]:
         return dict(zip(state, values, strict=True))
-    endings = {name: [key for key in state if key.endswith(f".{name}")] for name in arrays}
+    endings = {
+        name: [key for key in state if key.endswith(f".{name}") and state[key].shape == value.shape]
+        for name, value in arrays.items()
+    }
     if all(len(matches) == 1 for matches in endings.values()):
         return {endings[name][0]: value for name, value in arrays.items()}
     return dict(arrays)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +113,10 @@ def measure_repeats(records: Records, answers: Sequence[Answer]) -> Repeats | No
     if len(noted) < 2 or original is None:
         return None
     first, second = (
-        Answer(line["id"], original.server_round, original.node, original.question_file, records.server / line["file"])
-        for line in noted[:2]
+        replace(original, message=line["id"], file=records.server / line["file"]).update for line in noted[:2]
     )
-    names = [name for name, tensor in first.update.items() if name in second.update]
-    first_update, second_update = (flat(answer.update, names) for answer in (first, second))
+    names = [name for name in first if name in second]
+    first_update, second_update = (flat(update, names) for update in (first, second))
     noise, length = (
         float((first_update - second_update).norm()) / math.sqrt(2),
         max(float(first_update.norm()), float(second_update.norm())),

@@ -168,7 +168,8 @@ def threat_of(recipe: Mapping[str, Any], kind: str) -> ThreatModel:
             "local_learning_rate": recipe["learning_rate"] or 0.01,
             "local_momentum": recipe["momentum"] if steps > 1 else 0.0,
             **optimiser_of(recipe),
-            "local_batch_size": recipe["batch_size"] if recipe["batch_size"] < examples else None,
+            # One step is of all pictures, however many passes its gradient added up.
+            "local_batch_size": recipe["batch_size"] if steps > 1 and recipe["batch_size"] < examples else None,
         }
         if examples % (values["local_batch_size"] or 1):  # a last batch is smaller: the sum is what is known
             values["local_batch_size"] = 1

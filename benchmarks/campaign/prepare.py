@@ -15,7 +15,6 @@ from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.data.selection import Selection, open_source, pick, select
 from fedmjp.metrics import DISCLOSED, RECOGNISABLE
 from fedmjp.models.build import build
-from fedmjp.training import run_folder
 
 DIRECT = "computed in process from the pictures (direct mode), without Flower; a test holds both modes together"
 
@@ -45,8 +44,9 @@ def prepare(
     """
     selection = _selection(campaign)
     experiments = campaign.experiments(device=device, arithmetic=arithmetic)
-    for arm in dict.fromkeys(experiment.arm for experiment in experiments if experiment.arm.weights):
-        build(arm)  # a checkpoint that does not fit is told before anything is run
+    for network in dict.fromkeys(experiment.scenario.network for experiment in experiments):
+        if network.weights:
+            build(network)  # a checkpoint that does not fit is told before anything is run
     batches = [selection.batches(experiment.scenario) for experiment in experiments]
     described = _described(
         plan(experiments, batches, uploads="direct"),
@@ -102,7 +102,7 @@ def describe(planned: TrialPlan, *, title: str, uploads: str, command: str) -> T
     experiments = [part.experiment for part in planned.parts]
     return _described(
         planned,
-        {"experiments": [run_folder.published(experiment) for experiment in experiments]},
+        {"experiments": [experiment.published() for experiment in experiments]},
         name=title.lower().replace(" ", "-"),
         title=title,
         data=Path(experiments[0].scenario.data).name,

@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -12,17 +13,25 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from fedmjp.arithmetic import Arithmetic, require_arithmetic
 from fedmjp.benchmarks.campaign.battery import Battery, read_battery
 from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Utility
-from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Keep, as_value_error, experiments_of, named
+from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment, Keep, experiments_of, named
 from fedmjp.config import MAX_CLASSES, MAX_IMAGE_SIZE, MAX_SEED, Checkpoint, Config, MaskRatio
 from fedmjp.defences.pipeline import DefenceConfig, Defences, pipeline_of, with_mask_ratio
 from fedmjp.errors import BadInputError, ConfigError, suggestion
 from fedmjp.metrics import RECOGNISABLE, metric
-from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.build import architecture, blueprint
 from fedmjp.scenario import SHUFFLED_ALONE, Scenario, make_batch_scenario
-from fedmjp.settings import Setting
+from fedmjp.settings import Protocol, Setting
 from fedmjp.threat import Server, ThreatModel
 from fedmjp.zoo import PREFIX, zoo_model
+
+
+@contextmanager
+def as_value_error() -> Iterator[None]:
+    """Let pydantic catch what is wrong, so that a campaign's file can say where it stands."""
+    try:
+        yield
+    except BadInputError as error:
+        raise ValueError(str(error)) from None
 
 
 class DataConfig(Config):
@@ -206,7 +215,7 @@ class Campaign(Config):
             raise ValueError("battery names what is tried, rows the models and defences: give both or neither")
         unknown = set(self.weights) | set(self.accuracy)
         for grid in self.tried:
-            pipelines = map(pipeline_of, ((), (SHUFFLED_ALONE,), *grid.defences))
+            pipelines = map(pipeline_of, ((), (DefenceConfig(name=SHUFFLED_ALONE),), *grid.defences))
             for pipeline, model in itertools.product(pipelines, grid.models):
                 unknown.difference_update(pipeline.names_of_weights(model))
         if unknown:

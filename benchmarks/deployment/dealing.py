@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedmjp.data.datasets import open_dataset
-from fedmjp.data.labelled import LabelledDataset
+from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.layout import Split
 from fedmjp.data.partitions import partition
 from fedmjp.errors import DataError, OutputError

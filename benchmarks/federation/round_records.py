@@ -11,7 +11,6 @@ from fedmjp.data.loading import steps_per_epoch
 from fedmjp.learning import Training
 from fedmjp.scenario import Scenario, TrainingScenario
 from fedmjp.training.loop import localisation_weight
-from fedmjp.training.run_folder import published
 from fedmjp.wire import round_folder
 
 ROUND_OF_TRAINING = "round of a federated training run"
@@ -63,7 +62,7 @@ def _manifest(scenario: TrainingScenario, training: Training, folder: RunFolder)
         for path in paths:
             private, _ = folder.record(recorded, path)
             pictures |= {name: private.sha256(place) for place, name in enumerate(private.pictures)}
-    about = {"kind": ROUND_OF_TRAINING, "scenarios": [published(recorded)], "pictures": pictures}
+    about = {"kind": ROUND_OF_TRAINING, "scenarios": [recorded.published()], "pictures": pictures}
     # The upload is the change of the weights under this recipe, which is none of plain SGD.
     return about | ({} if training.update == "gradient" else {"recipe": training.recipe.model_dump(mode="json")})
 

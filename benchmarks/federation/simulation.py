@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedmjp import provenance
 from fedmjp.benchmarks.federation.bundle import as_toml, write_app
 from fedmjp.benchmarks.federation.following import follow, join_errors
 from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp.config import RunConfig
 from fedmjp.errors import ConfigError, RecordError
 from fedmjp.private import PrivateBatch
+from fedmjp.provenance import hardware
 from fedmjp.records import Upload, load_fields, record_name
 from fedmjp.scenario import Scenario, make_run_config
 from fedmjp.server.events import Event, EventReader
@@ -172,7 +172,7 @@ def simulate(
             events_file=str(folder.events.resolve()),
             upload_tensors=tuple(upload_tensors),
         )
-        processes = min(provenance.hardware()["cores"], clients)
+        processes = min(hardware()["cores"], clients)
         jobs.append((run, Resources(clients, processes, cores=1, gpus=1 / clients if device == "cuda" else 0)))
     run_app(jobs, on_event)
 

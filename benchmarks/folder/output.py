@@ -7,18 +7,24 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fedmjp.benchmarks.folder.pictures import save_png
+import numpy as np
+from PIL import Image
+
 from fedmjp.errors import OutputError
 from fedmjp.files import replacing
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedmjp.benchmarks.federation.simulation import RunFolder
     from fedmjp.benchmarks.folder.store import Store
 
 MARK = ".fedmjp"
+OF_AN_ATTACK = ("scores.csv", "reconstructions.jpg")
 _LOCKS: dict[Path, TextIO] = {}  # open for the rest of the process, which is what keeps a folder locked
 
 
@@ -89,8 +95,9 @@ class OutputFolder:
         """
         claim_folder(self.root)
         if fresh:
-            for database_file in self.root.glob(f"{self.database.name}*"):
-                database_file.unlink()
+            for pattern in (f"{self.database.name}*", *OF_AN_ATTACK):
+                for file in self.root.glob(pattern):
+                    file.unlink()
             for folder in (self.pictures, self.run.root):
                 if folder.exists():
                     shutil.rmtree(folder)
@@ -145,13 +152,46 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         path: The file.
         content: Its values.
     """
-    write_text(path, as_json(content))
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
-def as_json(content: Mapping[str, Any]) -> str:
-    """Write values as the text of a JSON file, indented.
+def save_png(content: bytes, path: Path) -> None:
+    """Write the content of a PNG file, whole or not at all.
 
     Args:
-        content: The values.
+        content: Of the file.
+        path: Its name; folders are made.
+
+    Raises:
+        OutputError: If it cannot be written.
     """
-    return json.dumps(content, indent=2) + "\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as partial:
+            partial.write_bytes(content)
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written: {error.strerror or error}; finished trials are kept, make room and run again"
+        ) from None
+
+
+def png_of(image: Tensor) -> bytes:
+    """Encode an image as 8-bit PNG.
+
+    Args:
+        image: (3, height, width) in [0, 1].
+    """
+    content = BytesIO()
+    pixels = (image * 255).round().byte().permute(1, 2, 0).cpu().numpy()
+    Image.fromarray(pixels).save(content, format="PNG")
+    return content.getvalue()
+
+
+def load_png(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """Read a PNG as (height, width, 3) uint8.
+
+    Args:
+        path: The file.
+    """
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))

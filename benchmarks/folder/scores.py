@@ -7,16 +7,16 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmjp.benchmarks.folder.output import write_json, write_text
 from fedmjp.benchmarks.folder.trials import START_OVER, TRIAL_COLUMNS, TrialResult
-from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.benchmarks.plan.trial_plan import ABOUT_KEYS, PlannedTrial, TrialPlan, cells_as_json, cells_from_json
 from fedmjp.benchmarks.plan.trial_plan import COLUMNS as PLANNED
+from fedmjp.config import digest_of
 from fedmjp.errors import GAVE_UP, OutputError
 from fedmjp.files import read_file
 from fedmjp.metrics import COLOUR, METRICS
@@ -48,31 +48,31 @@ class ScoreTable:
     def __init__(self, folder: Path, planned: TrialPlan) -> None:
         self._path = folder / SCORES
         self._manifest = folder / MANIFEST
-        self._cells = {cell: _cell_id(cell) for cell in planned.cells}
+        dumped = cells_as_json(planned.cells)
+        names = [digest_of(entry["cell"])[:DIGITS] for entry in dumped]
+        self._cells = dict(zip(planned.cells, names, strict=True))
         self._planned = {trial.key: trial for trial in planned.tasks}
-        self._uploads = _number_uploads(planned)
-        self._trials: dict[str, TrialResult] = {}
+        self._uploads: dict[str, int] = {}  # the number of each trial's upload within its part
+        for part in planned.parts:
+            numbers = {
+                batch: number for number, batch in enumerate(dict.fromkeys(trial.batch for trial in part.trials))
+            }
+            self._uploads |= {trial.key: numbers[trial.batch] for trial in part.trials}
+        self.trials: dict[str, TrialResult] = {}  # of this run by their keys, done or failed
         former = read_rows(self._path) if self._path.exists() else []
         about = _read_manifest(folder) if former else {"cells": {}, "environments": {}}
         self._environments: dict[str, Any] = dict(about["environments"])
-        self._about: Mapping[str, Any] = {}
-        replaced = set(self._cells.values())
+        replaced = set(names)
         rows = [row for row in former if row["cell"] not in replaced or _is_finished(row, self._planned)]
         for row in rows:
             if row["key"] in self._planned:
-                self._trials[row["key"]] = _trial_of(row, self._environments)
+                self.trials[row["key"]] = _trial_of(row, self._environments)
+        # Trials that need not be run again: they ended well before, or their attack gave up.
+        self.finished = {key for key, trial in self.trials.items() if _ends(trial.status, trial.error)}
         other_names = {row["cell"] for row in rows} - replaced
         self._other_cells = {name: cell for name, cell in about["cells"].items() if name in other_names}
-        self._planned_cells = dict(zip(self._cells.values(), cells_as_json(planned.cells), strict=True))
+        self._planned_cells = dict(zip(names, dumped, strict=True))
         write_text(self._path, _text([list(COLUMNS), *([row[name] for name in COLUMNS] for row in rows)]))
-
-    def finished(self, keys: Collection[str]) -> set[str]:
-        """Find the trials that need not be run again: those that ended well, or whose attack gave up.
-
-        Args:
-            keys: Of planned trials.
-        """
-        return {key for key in keys if key in self._trials and _ends(self._trials[key].status, self._trials[key].error)}
 
     def put(self, trials: Iterable[TrialResult]) -> None:
         """Append the rows of an upload in one write, so that an interruption leaves whole rows.
@@ -84,10 +84,7 @@ class ScoreTable:
             OutputError: If the file cannot be written.
         """
         trials = list(trials)
-        for trial in trials:  # a checkout may change while it is at work
-            if _digest(trial.environment) not in self._environments:
-                self.write_manifest(self._about, trial.environment)
-        self._trials |= {trial.key: trial for trial in trials}
+        self.trials |= {trial.key: trial for trial in trials}
         try:
             with self._path.open("a", encoding="utf-8", newline="") as file:
                 file.write(_text(self._cells_of(trial) for trial in trials))
@@ -99,23 +96,14 @@ class ScoreTable:
                 "run again"
             ) from None
 
-    def trials(self, keys: Collection[str] | None = None) -> list[TrialResult]:
-        """Return the trials of this run, done or failed.
-
-        Args:
-            keys: Of those to return; all if None.
-        """
-        return [trial for key, trial in self._trials.items() if keys is None or key in keys]
-
     def write_manifest(self, about: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         """Write the manifest, before rows of the environment: what they are of, and where all rows come from.
 
         Args:
             about: Command, data, configuration and the like.
-            environment: Of this process.
+            environment: Of the trials that are to be put.
         """
-        self._about = dict(about)
-        self._environments[_digest(environment)] = dict(environment)
+        self._environments[digest_of(environment)] = dict(environment)
         cells = {**self._other_cells, **self._planned_cells}
         write_json(self._manifest, {"kind": KIND, **about, "cells": cells, "environments": self._environments})
 
@@ -130,7 +118,7 @@ class ScoreTable:
             "upload": self._uploads[trial.key],
             "stem": planned.stem,
             "diagnostics": json.dumps(trial.diagnostics),
-            "environment_sha256": _digest(trial.environment),
+            "environment_sha256": digest_of(trial.environment),
             "recorded_at": trial.recorded_at.isoformat(),
         }
         return [_plain(values[name]) for name in COLUMNS]
@@ -203,23 +191,6 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise OutputError(f"{folder / MANIFEST} is missing or damaged ({error}); {START_OVER}") from None
     return dict(about)
-
-
-def _number_uploads(planned: TrialPlan) -> dict[str, int]:
-    """Give each trial the number of its upload within its part."""
-    numbers: dict[str, int] = {}
-    for part in planned.parts:
-        batches = {batch: number for number, batch in enumerate(dict.fromkeys(trial.batch for trial in part.trials))}
-        numbers |= {trial.key: batches[trial.batch] for trial in part.trials}
-    return numbers
-
-
-def _cell_id(cell: Cell) -> str:
-    return _digest(cells_as_json((cell,))[0]["cell"])[:DIGITS]
-
-
-def _digest(values: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _ends(status: str, error: str | None) -> bool:

@@ -22,8 +22,7 @@ from fedmjp.benchmarks.leaderboard.plausible import (
     odd_texts,
 )
 from fedmjp.benchmarks.leaderboard.statistics import UploadSample
-from fedmjp.benchmarks.plan.cells import Cell
-from fedmjp.benchmarks.plan.trial_plan import ABOUT
+from fedmjp.benchmarks.plan.trial_plan import ABOUT, Cell
 from fedmjp.config import ModelConfig
 from fedmjp.defences.pipeline import NONE
 from fedmjp.errors import BadInputError, ConfigError, OutputError, UnknownNameError

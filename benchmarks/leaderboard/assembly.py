@@ -14,8 +14,7 @@ from fedmjp.benchmarks.folder.trials import START_OVER
 from fedmjp.benchmarks.leaderboard.entries import FLAT, BoardEntry, Cost, Provenance, Utility, entry_id
 from fedmjp.benchmarks.leaderboard.figures import BoardFigures, judge_entries
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
-from fedmjp.benchmarks.plan.cells import Cell
-from fedmjp.benchmarks.plan.trial_plan import TrialPlan
+from fedmjp.benchmarks.plan.trial_plan import Cell, TrialPlan
 from fedmjp.errors import RecordError
 from fedmjp.metrics import COLOUR, metric
 

@@ -10,13 +10,12 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from fedmjp.benchmarks.plan.cells import IDENTITY, Cell
+from fedmjp.benchmarks.plan.trial_plan import IDENTITY, Cell
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
 from fedmjp.errors import ConfigError, UnknownNameError
 from fedmjp.metrics import RECOGNISABLE
-from fedmjp.metrics.protocol import Protocol
-from fedmjp.settings import Reveals, Role, Setting
+from fedmjp.settings import Protocol, Reveals, Role, Setting
 from fedmjp.threat import ThreatModel
 
 SCHEMA_VERSION: Final = 4

@@ -14,7 +14,7 @@ from fedmjp.benchmarks.leaderboard.measures import MEASURES, Measure, Threshold
 from fedmjp.benchmarks.leaderboard.pairing import Pairs
 from fedmjp.benchmarks.leaderboard.statistics import Interval, UploadSample, difference, intervals, share, statistics
 from fedmjp.benchmarks.leaderboard.verdicts import judge
-from fedmjp.benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.plan.trial_plan import Cell
 from fedmjp.metrics import metric
 
 _Values = dict[str, float]  # by picture

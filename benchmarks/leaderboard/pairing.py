@@ -6,7 +6,7 @@ from typing import Any
 
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
-from fedmjp.benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.plan.trial_plan import Cell
 from fedmjp.defences.pipeline import Defences, pipeline_of
 from fedmjp.settings import Picture, Setting
 

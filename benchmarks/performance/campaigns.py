@@ -47,8 +47,7 @@ from fedmjp.benchmarks.folder.trials import TrialResult
 from fedmjp.benchmarks.leaderboard.board import board_of
 from fedmjp.benchmarks.leaderboard.entries import read_reported
 from fedmjp.benchmarks.performance.harness import Measurement, benchmark, proportional_memory
-from fedmjp.benchmarks.plan.cells import Cell
-from fedmjp.benchmarks.plan.trial_plan import TrialPlan
+from fedmjp.benchmarks.plan.trial_plan import Cell, TrialPlan
 from fedmjp.benchmarks.report.publish import FORMATS, publish
 from fedmjp.benchmarks.scripts import timed
 from fedmjp.errors import BadInputError, FedmjpError

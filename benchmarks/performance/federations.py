@@ -34,15 +34,14 @@ from fedmjp.benchmarks.federation.resources import resources_for
 from fedmjp.benchmarks.federation.simulation import Resources
 from fedmjp.benchmarks.federation.training import deal, train_federated
 from fedmjp.benchmarks.performance.harness import Measurement, benchmark, sampled
-from fedmjp.data.datasets import open_dataset
-from fedmjp.data.labelled import LabelledDataset
+from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import steps_per_epoch, training_epochs
 from fedmjp.models.build import build
 from fedmjp.models.classifier import Classifier
 from fedmjp.scenario import TrainingScenario
 from fedmjp.seeds import derive, numpy_generator
 from fedmjp.training.loop import Schedule, Trainer
-from fedmjp.training.run_folder import TrainingFolder, published
+from fedmjp.training.run_folder import TrainingFolder
 
 Arrays = dict[str, np.ndarray]
 CLIENTS = 8
@@ -77,7 +76,7 @@ def federated_overhead(
         "bare_median": round(median(bare[1:]), 3),
         "ratio": round(median(flower[1:]) / median(bare[1:]), 3),
     }
-    return Measurement(figures, {"config": published(scenario), "resources": resources.sentence()})
+    return Measurement(figures, {"config": scenario.published(), "resources": resources.sentence()})
 
 
 def with_flower(scenario: TrainingScenario, resources: Resources) -> list[float]:

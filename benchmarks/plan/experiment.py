@@ -1,7 +1,6 @@
 """An experiment's configuration."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -9,29 +8,19 @@ from pydantic import BeforeValidator, Field, model_validator
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.base import Attack
 from fedmjp.attacks.stages import TENSORS, Stage, stage_caveat, stage_refusal, unstaged
-from fedmjp.config import Config, ModelConfig
+from fedmjp.config import Config
 from fedmjp.defences.base import Mark
 from fedmjp.defences.pipeline import Pipeline
 from fedmjp.errors import BadInputError
-from fedmjp.metrics.protocol import Protocol
 from fedmjp.models.classifier import VitClassifier
 from fedmjp.records import Disclosure
 from fedmjp.scenario import Scenario
-from fedmjp.settings import Picture, Setting
+from fedmjp.settings import Picture, Protocol, Setting
 from fedmjp.threat import ThreatModel
 
 SMALLEST = 11  # pixels per side of SSIM's window
 Keep = Literal["extremes", "all", "none"]  # which pictures of a cell stay on disk
 Scalar = str | int | float | bool | None
-
-
-@contextmanager
-def as_value_error() -> Iterator[None]:
-    """Let pydantic catch what is wrong, so that a campaign's file can say where it stands."""
-    try:
-        yield
-    except BadInputError as error:
-        raise ValueError(str(error)) from None
 
 
 class AttackConfig(Config):
@@ -47,8 +36,10 @@ class AttackConfig(Config):
 
     @model_validator(mode="after")
     def _can_be_made(self) -> Self:
-        with as_value_error():
+        try:
             attack = self.build()
+        except BadInputError as error:
+            raise ValueError(str(error)) from None  # so that a campaign's file can say where it stands
         if self.then and (refusal := unstaged(attack, self.then)):
             raise ValueError(f"then: {refusal}")
         return self
@@ -83,14 +74,6 @@ class AttackConfig(Config):
     def build(self) -> Attack[VitClassifier, Disclosure]:
         """Build the attack itself, anew."""
         return ATTACKS.get(self.name)(self.options)
-
-    def tensors(self, model: VitClassifier) -> frozenset[str]:
-        """Name what the attack and its stage read of uploads.
-
-        Args:
-            model: That is attacked.
-        """
-        return frozenset(self.build().tensors(model)) | frozenset(TENSORS if self.then else ())
 
     def refusal(self, model: VitClassifier, threat: ThreatModel) -> str | None:
         """Say which requirement of the attack or its stage fails; None if both apply.
@@ -166,15 +149,19 @@ class Experiment(Config):
             )
         return self
 
-    @property
-    def arm(self) -> ModelConfig:
-        """Return the network that is attacked."""
-        return self.scenario.network
+    def tensors_read(self, model: VitClassifier, *, of_others: bool = False) -> frozenset[str]:
+        """Name the tensors that leave clients and that an attack or the server reads.
 
-    @property
-    def threat(self) -> ThreatModel:
-        """Return what the server sees, and knows."""
-        return self.scenario.threat
+        Args:
+            model: That is attacked.
+            of_others: Whether of other uploads of the pictures.
+        """
+        attacks = [attack for attack in self.attacks if attack.build().reads_others or not of_others]
+        read = [name for attack in attacks for name in attack.build().tensors(model)]
+        read += TENSORS if any(attack.then for attack in attacks) else ()
+        if read and self.scenario.server is not None:
+            read += self.scenario.server.build().reads(model, self.scenario.threat)
+        return frozenset(read) - self.scenario.pipeline.withheld(model)
 
 
 def experiments_of(
@@ -206,9 +193,15 @@ def experiments_of(
     shared = {"metrics": tuple(metrics), "protocol": protocol}
     ranked = tuple(attack for attack in attacks if attack.build().role == "attack")
     on_twins = ranked if set(settings) != {Setting.B} else attacks
+    variants: list[tuple[Scenario, Sequence[Setting], Sequence[AttackConfig]]] = []
+    for version in dict.fromkeys(setting.gradient_of for setting in settings):
+        of_version = [setting for setting in settings if setting.gradient_of is version]
+        defended = scenario.in_setting(of_version[0], mask_ratio)
+        variants.append((defended, of_version, attacks))
+        twins = defended.twins if ranked else ()
+        variants += [(twin, of_version if twin.gradient_of is version else (Setting.A,), on_twins) for twin in twins]
     experiments: dict[tuple[str, ...], Experiment] = {}
-
-    def add(variant: Scenario, compared: Sequence[Setting], configs: Sequence[AttackConfig]) -> None:
+    for variant, compared, configs in variants:
         key = (variant.digest(), *(attack.label for attack in configs))
         former = experiments[key].settings if key in experiments else ()
         values = {
@@ -217,11 +210,4 @@ def experiments_of(
             "settings": tuple(dict.fromkeys([*former, *compared])),
         }
         experiments[key] = Experiment.parse({**values, **shared})
-
-    for version in dict.fromkeys(setting.gradient_of for setting in settings):
-        of_version = [setting for setting in settings if setting.gradient_of is version]
-        defended = scenario.in_setting(of_version[0], mask_ratio)
-        add(defended, of_version, attacks)
-        for twin in defended.twins if ranked else ():
-            add(twin, of_version if twin.gradient_of is version else (Setting.A,), on_twins)
     return list(experiments.values())

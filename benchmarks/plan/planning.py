@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -11,23 +10,23 @@ from typing import Any
 from fedmjp import provenance
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.held_out import measured_on
-from fedmjp.benchmarks.plan.cells import Cell
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
-from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, PlanPart, TrialPlan
-from fedmjp.config import ModelConfig
+from fedmjp.benchmarks.plan.trial_plan import Cell, PlannedTrial, PlanPart, TrialPlan, cells_as_json
+from fedmjp.config import ModelConfig, digest_of
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.defences import DEFENCES
-from fedmjp.errors import AttackNotApplicableError
 from fedmjp.metrics import metric
-from fedmjp.models.build import blueprint, upload_bytes
+from fedmjp.models.build import blueprint, parameter_count
 from fedmjp.settings import Setting
 
 # Packages whose release can change a trial's numbers; our own code counts by its content.
 DECISIVE = (
     "torch", "torchvision", "timm", "breaching", "hydra-core", "lpips", "scikit-image", "scipy", "numpy", "pillow",
 )  # fmt: skip
+BYTES = 4  # of a float32 value
 READABLE = 60  # letters of a picture's name in the names of its files
 Batches = Sequence[tuple[PictureEntry, ...]]
+Targets = Sequence[tuple[tuple[PictureEntry, ...], Sequence[PictureEntry]]]  # batches, and what the server is after
 
 
 def plan(experiments: Sequence[Experiment], batches: Sequence[Batches], *, uploads: str) -> TrialPlan:
@@ -41,17 +40,30 @@ def plan(experiments: Sequence[Experiment], batches: Sequence[Batches], *, uploa
     cells: dict[Cell, Cell] = {}
     keys: set[str] = set()
     parts: list[PlanPart] = []
-    code = provenance.code_digest()  # once: files may change while a long plan is made
+    code, versions = provenance.code_digest(), provenance.versions()  # once: files may change while a long plan is made
     for experiment, experiment_batches in zip(experiments, batches, strict=True):
-        shared = {**_shared(experiment), "uploads": uploads, "code": code}
+        scenario = experiment.scenario
+        shared = {
+            # Weights for LPIPS that arrive later make new trials, not stale ones.
+            "metrics": [name for name in experiment.metrics if metric(name).missing() is None],
+            "seed": scenario.seed,
+            # Once the weights move, who takes part and in which order matters too.
+            "federation": scenario.digest() if scenario.server_learning_rate else None,
+            "device": scenario.device,
+            "versions": {name: versions[name] for name in DECISIVE},
+            "uploads": uploads,
+            "code": code,
+        }
+        targets = [
+            (batch, [batch[place] for place in scenario.wanted([entry.label for entry in batch])])
+            for batch in experiment_batches
+        ]
         trials: list[PlannedTrial] = []
         for attack, setting in itertools.product(experiment.attacks, experiment.settings):
-            cell = _cell(experiment, attack, setting)
-            refusal = _refusal(experiment, attack, uploads)
-            planned = [] if refusal else _trials(experiment, attack, cell, shared, experiment_batches)
-            if cell not in cells:
-                left_out = 0 if refusal else sum(map(len, _wanted(experiment, experiment_batches))) - len(planned)
-                cells[cell] = _described(experiment.arm, attack, cell, refusal, left_out)
+            cell = _cell(experiment, attack, setting, _refusal(experiment, attack, uploads))
+            planned = [] if cell.refusal else _trials(experiment, attack, cell, shared, targets)
+            left_out = 0 if cell.refusal else sum(len(entries) for _, entries in targets) - len(planned)
+            cells.setdefault(cell, replace(cell, left_out=left_out))
             trials += [trial for trial in planned if trial.key not in keys]
             keys |= {trial.key for trial in planned}
         parts.append(PlanPart(experiment, tuple(trials)))
@@ -79,75 +91,61 @@ def decisive_facts(experiments: Sequence[Experiment]) -> dict[str, str]:
     return facts
 
 
-def require_applicable(planned: TrialPlan) -> None:
-    """Require that every planned cell can be attacked.
-
-    Args:
-        planned: The plan.
-    """
-    for cell in planned.cells:
-        if cell.refusal:
-            raise AttackNotApplicableError(f"{cell.attack} on {cell.model}-{cell.defence}: {cell.refusal}")
-
-
-def _cell(experiment: Experiment, attack: AttackConfig, setting: Setting) -> Cell:
-    arm, scenario = experiment.arm, experiment.scenario
+def _cell(experiment: Experiment, attack: AttackConfig, setting: Setting, refusal: str | None) -> Cell:
+    scenario, built = experiment.scenario, attack.build()
+    arm, threat = scenario.network, scenario.threat
+    model = blueprint(arm)
     return Cell(
         model=arm.name,
         weights=arm.weights.sha256 if arm.weights else "untrained",
         defences=scenario.defences,
         mask_ratio=scenario.pipeline.mask_ratio,
         attack=attack.label,
-        role=attack.build().role,
+        role=built.role,
         setting=setting,
         protocol=experiment.protocol,
-        threat=experiment.threat,
-        reveals=attack.build().reveals,
+        threat=threat,
+        reveals=built.reveals,
+        refusal=refusal,
+        adapted=bool(scenario.defences) and attack.adapted(scenario.pipeline, model, threat, setting),
+        caveat=None if refusal else attack.caveat(model, threat),
+        upload_bytes=BYTES * parameter_count(arm),
     )
 
 
 def _refusal(experiment: Experiment, attack: AttackConfig, uploads: str) -> str | None:
-    model, scenario = blueprint(experiment.arm), experiment.scenario
+    model, scenario = blueprint(experiment.scenario.network), experiment.scenario
     server = scenario.server and scenario.server.build().refusal(model, scenario.threat, trains=False)
     if scenario.server and attack.build().role == "bound":
         server = server or "is a bound of what honest servers see"
-    refusal = server or attack.refusal(model, experiment.threat)
+    refusal = server or attack.refusal(model, experiment.scenario.threat)
     if attack.build().role == "bound" and uploads != "direct":
         return refusal or "is a bound: no recorded upload holds the gradients at all tokens"
     return refusal
 
 
-def _described(arm: ModelConfig, attack: AttackConfig, cell: Cell, refusal: str | None, left_out: int) -> Cell:
-    """Add what is known of a cell before anything is run."""
-    model = blueprint(arm)
-    return replace(
-        cell,
-        refusal=refusal,
-        left_out=left_out,
-        adapted=attack.adapted(cell.pipeline, model, cell.threat, cell.setting),
-        caveat=None if refusal else attack.caveat(model, cell.threat),
-        upload_bytes=upload_bytes(arm),
-    )
-
-
 def _trials(
-    experiment: Experiment, attack: AttackConfig, cell: Cell, shared: Mapping[str, Any], batches: Batches
+    experiment: Experiment, attack: AttackConfig, cell: Cell, shared: Mapping[str, Any], targets: Targets
 ) -> list[PlannedTrial]:
     """Plan a trial per picture that the server is after, without those that the attack's prior was made of."""
-    arm, seed, threat = experiment.arm, experiment.scenario.seed, cell.threat.digest()  # once: trials are many
+    arm, seed, threat = (
+        experiment.scenario.network,
+        experiment.scenario.seed,
+        cell.threat.digest(),
+    )  # once: trials are many
     specific = {
-        "cell": _cell_record(cell, threat),
+        "cell": cells_as_json((cell,))[0]["cell"],
         "attack": [attack.digest(), _code(ATTACKS.get(attack.name).__module__)],
         "defences": [_code(DEFENCES.get(defence.name).__module__) for defence in cell.defences],
         "model": arm.digest(),
         # Features are looked up among all pictures.
-        "gallery": [vars(entry) for batch in batches for entry in batch] if cell.reveals == "features" else None,
+        "gallery": [vars(entry) for batch, _ in targets for entry in batch] if cell.reveals == "features" else None,
     }
-    determined = _digest({**shared, **specific})
+    determined = digest_of({**shared, **specific})
     has_prior = attack.build().uses_natural_patches
     return [
         PlannedTrial(
-            key=_digest([determined, vars(entry), [vars(mate) for mate in batch]]),
+            key=digest_of([determined, vars(entry), [vars(mate) for mate in batch]]),
             stem=_stem(arm, cell, entry, batch, seed, threat),
             cell=cell,
             seed=seed,
@@ -156,45 +154,16 @@ def _trials(
             picture=entry,
             batch=tuple(mate.name for mate in batch),
         )
-        for batch, targets in zip(batches, _wanted(experiment, batches), strict=True)
+        for batch, entries in targets
         if not (has_prior and any(measured_on(mate.name, mate.sha256) for mate in batch))
-        for entry in targets
+        for entry in entries
     ]
-
-
-def _wanted(experiment: Experiment, batches: Batches) -> Batches:
-    """Pick from each upload the pictures that the server is after."""
-    places = [experiment.scenario.wanted([entry.label for entry in batch]) for batch in batches]
-    return [tuple(batch[place] for place in some) for batch, some in zip(batches, places, strict=True)]
-
-
-def _digest(values: object) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _cell_record(cell: Cell, threat: str) -> dict[str, Any]:
-    defences = [config.model_dump(mode="json") for config in cell.defences]
-    return cell.identity | {"setting": str(cell.setting), "threat": threat, "defences": defences}
 
 
 @lru_cache
 def _code(module: str) -> str:
     """Digest another package's attack or defence; ours are in the digest of our own code."""
     return "" if module.partition(".")[0] == "fedmjp" else provenance.package_digest(module)
-
-
-def _shared(experiment: Experiment) -> dict[str, Any]:
-    """Collect what determines every trial of the experiment alike."""
-    scenario, versions = experiment.scenario, provenance.versions()
-    return {
-        # Weights for LPIPS that arrive later make new trials, not stale ones.
-        "metrics": [name for name in experiment.metrics if metric(name).missing() is None],
-        "seed": scenario.seed,
-        # Once the weights move, who takes part and in which order matters too.
-        "federation": scenario.digest() if scenario.server_learning_rate else None,
-        "device": scenario.device,
-        "versions": {name: versions[name] for name in DECISIVE},
-    }
 
 
 def _stem(

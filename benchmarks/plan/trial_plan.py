@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter
 
-from fedmjp.benchmarks.folder.output import as_json, write_text
-from fedmjp.benchmarks.folder.pictures import files_in, folder_of
+from fedmjp.benchmarks.folder.output import write_json, write_text
 from fedmjp.benchmarks.folder.trials import START_OVER
-from fedmjp.benchmarks.plan.cells import IDENTITY, Cell
+from fedmjp.defences.pipeline import NONE, Defences, Pipeline, pipeline_of
 from fedmjp.errors import OutputError
 from fedmjp.files import read_file
+from fedmjp.settings import Picture, Protocol, Reveals, Role, Setting
 from fedmjp.texts import guard, unguard
+from fedmjp.threat import ThreatModel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +40,87 @@ ABOUT_KEYS = (
 TEXTS = tuple(name for name in COLUMNS if name not in ("cell", "seed"))
 TABLE_SHA256 = "plan_csv_sha256"
 LARGEST = 2**30  # bytes
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one row of the leaderboard stands for, and what is known of it before anything is run.
+
+    Cells are the same where their first fields are (``identity``): ``refusal`` and what follows only describes them.
+
+    Attributes:
+        model: Name of the architecture.
+        weights: "untrained", or the SHA-256 of the checkpoint.
+        defences: Of the clients, in order.
+        mask_ratio: Share of patches that were to be shuffled or masked in what went into the gradient.
+        attack: Its label, options included.
+        role: Attack, floor or bound.
+        setting: Which picture is attacked, and which it is compared with.
+        protocol: In which precision pictures are scored.
+        threat: What the server sees.
+        reveals: What the cell is scored by: pictures, features or labels.
+        refusal: Why the attack does not apply: such a cell has no trials and stays in every table.
+        left_out: Number of pictures that are not attacked because the attack's own prior was made of them.
+        adapted: Whether the attack takes the cell's defences into account.
+        caveat: What its scores must not be read without.
+        upload_bytes: Size of one whole float32 update.
+    """
+
+    model: str
+    weights: str
+    defences: Defences
+    mask_ratio: float
+    attack: str
+    role: Role
+    setting: Setting
+    protocol: Protocol
+    threat: ThreatModel
+    reveals: Reveals = "pictures"
+    refusal: str | None = field(default=None, compare=False)
+    left_out: int = field(default=0, compare=False)
+    adapted: bool = field(default=False, compare=False)
+    caveat: str | None = field(default=None, compare=False)
+    upload_bytes: int = field(default=0, compare=False)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return the fields that make two cells the same."""
+        return {name: getattr(self, name) for name in IDENTITY}
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Return the defences themselves, in order."""
+        return pipeline_of(self.defences)
+
+    @property
+    def defence(self) -> str:
+        """Return the label of the defences."""
+        return self.pipeline.label
+
+    def files(self, stem: str) -> dict[str, str]:
+        """Name the files of a trial: its ``clean`` and ``shuffled`` picture and its ``reconstruction``.
+
+        Reconstructions have a folder of the cell; settings b and c share uploads, so they share it.
+
+        Args:
+            stem: Of the trial.
+        """
+        # Options of attacks and defences hold anything, hence the digest.
+        configured = [self.attack, *(config.text for config in self.defences)]
+        digest = hashlib.sha256(json.dumps(configured).encode()).hexdigest()[:8]
+        names = "+".join(config.name for config in self.defences) or NONE
+        folder = f"{self.model}-{names}-{self.attack.split()[0]}-{digest}-{self.setting.gradient_of}"
+        private = {str(version): f"{stem}-{version}.png" for version in Picture}
+        return {**private, "reconstruction": f"{folder}/{stem}.png"}
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Return what the row of a trial says of its cell."""
+        names = ("model", "defence", "mask_ratio", "attack", "protocol")
+        return {"setting": str(self.setting), **{name: getattr(self, name) for name in names}}
+
+
+IDENTITY = tuple(field.name for field in fields(Cell) if field.compare)
 _CELLS = TypeAdapter(tuple[Cell, ...])
 
 
@@ -68,8 +150,8 @@ class PlannedTrial:
 
     @property
     def files(self) -> dict[str, str]:
-        """Return its files in the folder of pictures, as ``files_in`` names them."""
-        return files_in(folder_of(self.cell), self.stem)
+        """Return its files in the folder of pictures, as ``Cell.files`` names them."""
+        return self.cell.files(self.stem)
 
 
 @dataclass(frozen=True)
@@ -116,12 +198,13 @@ class TrialPlan:
         return pd.DataFrame(rows, columns=list(COLUMNS))
 
     def files_of(self, trial: Mapping[Any, Any]) -> dict[str, str]:
-        """Name the files of a row of ``trials`` in the folder of pictures, as ``files_in`` does.
+        """Name the files of a row of ``trials`` in the folder of pictures, as ``Cell.files`` does.
 
         Args:
             trial: The row.
         """
-        return files_in(self._folders[trial["cell"]], trial["stem"])
+        cell: Cell = self.cells[trial["cell"]]
+        return cell.files(trial["stem"])
 
     @cached_property
     def uploads(self) -> npt.NDArray[np.int64]:
@@ -134,10 +217,6 @@ class TrialPlan:
         numbers: npt.NDArray[np.int64] = ranks // behind[self.trials["cell"].to_numpy(dtype=np.int64)]
         return numbers
 
-    @cached_property
-    def _folders(self) -> list[str]:
-        return [folder_of(cell) for cell in self.cells]
-
     def save(self, folder: Path) -> None:
         """Write the plan into a folder of results.
 
@@ -147,7 +226,7 @@ class TrialPlan:
         table = self.trials.map(guard).to_csv(index=False, lineterminator="\r\n")  # either within a cell is quoted
         about = {**self.about, "cells": cells_as_json(self.cells), TABLE_SHA256: _sha256(table.encode())}
         write_text(folder / TRIALS, table)
-        write_text(folder / ABOUT, as_json(about))
+        write_json(folder / ABOUT, about)
 
     @classmethod
     def load(cls, folder: Path) -> TrialPlan:

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from PIL import Image, ImageDraw, ImageFont
 
-from fedmjp.benchmarks.folder.pictures import load_png
 from fedmjp.benchmarks.folder.trials import TrialResult
-from fedmjp.benchmarks.plan.cells import Cell
-from fedmjp.drawings import save_photographs
+from fedmjp.benchmarks.plan.trial_plan import Cell
+from fedmjp.drawings import JPEG
+from fedmjp.files import replacing
 
 if TYPE_CHECKING:
     from fedmjp.benchmarks.plan.trial_plan import PlannedTrial
 
-CELL_INCHES = 1.15
-LABEL_INCHES = 1.45
-LABEL_LETTERS = 26
-DOTS_PER_INCH = 100
 COLUMNS = 8
-CAPTION_INCHES = 0.18  # below each picture
+LABEL_LETTERS = 26
+# In pixels: a picture, the space behind it, the caption below it, and the labels before each row.
+PICTURE, GAP, CAPTION, LABELS = 112, 4, 18, 150
+LABEL_FONT, CAPTION_FONT = 10.5, 9.5
 
 
 @dataclass(frozen=True)
@@ -53,15 +52,22 @@ def write_figure(planned: Sequence[PlannedTrial], trials: Sequence[TrialResult],
     if shuffled:
         rows.append(_Row("shuffled x~", {n: pictures / plan.files["shuffled"] for n, plan in shuffled.items()}))
     rows += _reconstruction_rows(planned, trials, pictures)
-    figure = Figure(figsize=(LABEL_INCHES + CELL_INCHES * len(names), (CELL_INCHES + CAPTION_INCHES) * len(rows)))
-    axes = figure.subplots(len(rows), len(names), squeeze=False)
-    for row, row_axes in zip(rows, axes, strict=True):
-        for name, cell_axes in zip(names, row_axes, strict=True):
-            _show(cell_axes, row, name)
-        row_axes[0].text(-0.08, 0.5, row.label, transform=row_axes[0].transAxes, ha="right", va="center", fontsize=7.5)
-    label_width, caption_height = LABEL_INCHES / figure.get_figwidth(), CAPTION_INCHES / figure.get_figheight()
-    figure.subplots_adjust(left=label_width, right=0.995, top=0.995, bottom=caption_height, wspace=0.04, hspace=0.16)
-    save_photographs(figure, path, dots_per_inch=DOTS_PER_INCH)
+    width, height = PICTURE + GAP, PICTURE + CAPTION
+    figure = Image.new("RGB", (LABELS + width * len(names), height * len(rows)), "white")
+    draw, label_font, caption_font = ImageDraw.Draw(figure), *map(ImageFont.load_default, (LABEL_FONT, CAPTION_FONT))
+    for top, row in zip(itertools.count(0, height), rows, strict=False):
+        middle = top + PICTURE / 2
+        draw.text((LABELS - 2 * GAP, middle), row.label, "black", label_font, anchor="rm", align="right")
+        for left, name in zip(itertools.count(LABELS, width), names, strict=False):
+            centre = left + PICTURE / 2
+            if name in row.files and row.files[name].exists():
+                with Image.open(row.files[name]) as picture:  # a pixel that grows keeps its edges
+                    figure.paste(picture.resize((PICTURE, PICTURE), Image.Resampling.BOX), (left, top))
+            else:
+                draw.text((centre, middle), "no picture", "black", caption_font, anchor="mm")
+            draw.text((centre, top + PICTURE + 2), row.captions.get(name, ""), "black", caption_font, anchor="ma")
+    with replacing(path) as partial:
+        figure.save(partial, format="JPEG", **JPEG)
 
 
 def _reconstruction_rows(planned: Sequence[PlannedTrial], trials: Sequence[TrialResult], pictures: Path) -> list[_Row]:
@@ -88,12 +94,3 @@ def _label(cell: Cell) -> str:
     count = cell.threat.uploads_per_picture
     uploads = f"\n{count} uploads of each" if count > 1 else ""
     return f"{attack}{uploads}\n{cell.model}\n{defence}\nsetting, PSNR in dB"
-
-
-def _show(axes: Axes, row: _Row, name: str) -> None:
-    axes.set_axis_off()
-    if name in row.files and row.files[name].exists():
-        axes.imshow(load_png(row.files[name]))
-    else:
-        axes.text(0.5, 0.5, "no picture", ha="center", va="center", transform=axes.transAxes, fontsize=7)
-    axes.text(0.5, -0.04, row.captions.get(name, ""), ha="center", va="top", transform=axes.transAxes, fontsize=6.5)

@@ -13,12 +13,12 @@ from fedmjp import provenance
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.adversary import Adversary
 from fedmjp.attacks.held_out import measured_on
-from fedmjp.benchmarks.folder.pictures import png_of
+from fedmjp.benchmarks.folder.output import png_of
 from fedmjp.benchmarks.folder.trials import TrialResult
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
 from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, TrialPlan
 from fedmjp.benchmarks.running.progress import RunProgress
-from fedmjp.benchmarks.uploads.direct import one_upload
+from fedmjp.benchmarks.uploads.direct import ONE_UPLOAD
 from fedmjp.benchmarks.uploads.source import Batch, UploadSource, described
 from fedmjp.config import ModelConfig
 from fedmjp.errors import Failure, RecordError
@@ -28,7 +28,7 @@ from fedmjp.metrics.scoring import expand_disclosure, match, score_disclosure
 from fedmjp.private import PrivateBatch
 from fedmjp.processes import return_free_memory
 from fedmjp.records import Disclosure, Features, Reconstruction
-from fedmjp.settings import Picture, Setting
+from fedmjp.settings import Picture
 
 # Uploads held at a time: memory does not grow with the number of pictures. Those of attacks that
 # optimise hold whole gradients.
@@ -80,14 +80,14 @@ class Engine:
         source: Gives the uploads.
         progress: Hears of each attack's iterations.
         shows_pictures: Whether results bring pictures along.
-        revision: Git revision that rows name; None asks the source tree of this process.
+        environment: That rows name; None asks this process.
     """
 
     experiment: Experiment
     source: UploadSource
     progress: RunProgress = field(default_factory=RunProgress)
     shows_pictures: bool = True
-    revision: Mapping[str, Any] | None = None
+    environment: Mapping[str, Any] | None = None
     _galleries: dict[str, Gallery] = field(default_factory=dict)  # by the weights that were sent
 
     def results(self, trials: _Trials, source_error: str | None = None) -> Iterator[StackResults]:
@@ -111,7 +111,7 @@ class Engine:
             yield StackResults(
                 [self._failed(trial, reasons[trial.batch]) for trial in trials if trial.batch in reasons]
             )
-        for attack in dict.fromkeys(trial.attack for trial in trials):
+        for attack in {trial.cell.attack: trial.attack for trial in trials}.values():
             by_batch = _by_batch(trial for trial in trials if trial.attack == attack and trial.batch in recorded)
             for stack in _in_chunks(list(by_batch), ATTACKS.get(attack.name).stack):
                 outcomes = self._reconstruct_each(attack, {batch: recorded[batch] for batch in stack})
@@ -157,7 +157,7 @@ class Engine:
             _refuse_known([exchange.private for exchange in stack.values()])
         weights = next(iter(stack.values())).upload.weights
         model = self.source.model(weights)
-        adversary = Adversary(model, self.experiment.threat, self.experiment.scenario.seed)
+        adversary = Adversary(model, self.experiment.scenario.threat, self.experiment.scenario.seed)
         uploads = [exchange.upload for exchange in stack.values()]
         started = time.perf_counter()
         disclosures = adversary.reconstruct(
@@ -174,36 +174,30 @@ class Engine:
             results.rows.extend(self._failed(trial, outcome.reason) for trial in trials)
             return
         private = self._wanted(recorded)
-        disclosed = expand_disclosure(outcome.disclosed, len(private.pictures))
+        disclosed, weights = expand_disclosure(outcome.disclosed, len(private.pictures)), recorded.upload.weights
+        has_features = isinstance(disclosed, Features) and disclosed.features is not None
         for setting in sorted({trial.cell.setting for trial in trials}):
             in_setting = [trial for trial in trials if trial.cell.setting is setting]
             try:
-                values = self._scores(disclosed, private, recorded.upload.weights, setting)
+                values = score_disclosure(
+                    disclosed,
+                    private,
+                    setting,
+                    metrics=self.experiment.metrics,
+                    protocol=self.experiment.protocol,
+                    gallery=self._gallery(weights) if has_features else None,
+                )
             except Exception as error:  # noqa: BLE001 (any error of a score is a row)
                 results.rows.extend(self._failed(trial, described(error)) for trial in in_setting)
                 continue
-            weights = recorded.upload.weights
             results.rows.extend(self._scored(trial, private, weights, outcome, values) for trial in in_setting)
         if self.shows_pictures and isinstance(disclosed, Reconstruction):
             results.pictures.update(_pictures(trials, private, disclosed))
 
     def _wanted(self, recorded: Exchange) -> PrivateBatch:
         """Pick the pictures that the server is after of those behind an upload."""
-        places = self.experiment.scenario.wanted(recorded.private.labels.tolist())
-        return recorded.private.of_places(places)
-
-    def _scores(
-        self, disclosed: Disclosure, private: PrivateBatch, weights: str, setting: Setting
-    ) -> dict[str, Tensor | None]:
-        features = isinstance(disclosed, Features) and disclosed.features is not None
-        return score_disclosure(
-            disclosed,
-            private,
-            setting,
-            metrics=self.experiment.metrics,
-            protocol=self.experiment.protocol,
-            gallery=self._gallery(weights) if features else None,
-        )
+        scenario, private = self.experiment.scenario, recorded.private
+        return private if scenario.server is None else private.of_places(scenario.wanted(private.labels.tolist()))
 
     def _gallery(self, weights: str) -> Gallery:
         """Show all pictures of the experiment to the network of these weights; only the last result is kept."""
@@ -246,18 +240,12 @@ class Engine:
             picture=trial.picture.name,
             picture_sha256=trial.picture.sha256,
             seed=self.experiment.scenario.seed,
-            environment=_environment() if self.revision is None else _environment_at(**self.revision),
+            environment=dict(self.environment or _environment()),
             **outcome,
         )
 
 
 _environment = lru_cache(maxsize=1)(provenance.environment)
-
-
-@lru_cache(maxsize=1)
-def _environment_at(**revision: Any) -> dict[str, Any]:
-    """Describe this machine, whose source tree is a copy of another's at a git revision."""
-    return _environment() | {"revision": revision}
 
 
 def _pictures(trials: _Trials, private: PrivateBatch, reconstruction: Reconstruction) -> Iterator[tuple[str, bytes]]:
@@ -293,7 +281,7 @@ def jobs(plan: TrialPlan, finished: Collection[str] = ()) -> list[UploadJob]:
     """
     missing = [job for index, part in enumerate(plan.parts) for job in jobs_of(index, part.trials, finished)]
     places = {arm: place for place, arm in enumerate(dict.fromkeys(job.arm for job in missing))}
-    shared = [one_upload(part.experiment.scenario) for part in plan.parts]
+    shared = [part.experiment.scenario.model_copy(update=ONE_UPLOAD) for part in plan.parts]
     uploads: dict[Hashable, int] = {}
     grouped = [
         replace(job, uploads=uploads.setdefault((job.trials[0].batch, shared[job.part]), len(uploads)))

@@ -125,7 +125,7 @@ class Assignment:
 
     def travelling(self) -> "Assignment":
         """Put pictures and weights into Ray's object store, for machines that do not have these files."""
-        arms = {experiment.arm for experiment in self.experiments}
+        arms = {experiment.scenario.network for experiment in self.experiments}
         files = {arm.weights.sha256: Path(arm.weights.path) for arm in arms if arm.weights}
         weights = {sha256: ray.put(path.read_bytes()) for sha256, path in files.items()}
         source = StoredPictures.of(self.selection)
@@ -194,8 +194,9 @@ class Worker:
         self._assignment.require_same_machine()
         self._folder = TemporaryDirectory(prefix="fedmjp-")
         local = self._assignment.with_files(Path(self._folder.name))
+        environment = provenance.environment() | {"revision": local.revision}
         return Workbench(
-            local.experiments, local.selection, shows_pictures=local.shows_pictures, revision=local.revision
+            local.experiments, local.selection, shows_pictures=local.shows_pictures, environment=environment
         )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from fedmjp.benchmarks.folder.store import Store
-from fedmjp.benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.plan.trial_plan import Cell
 from fedmjp.files import PARTIAL
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from datetime import datetime, timedelta
 import pandas as pd
 
 from fedmjp.benchmarks.folder.trials import RecordedTrials
-from fedmjp.benchmarks.plan.cells import Cell
-from fedmjp.benchmarks.plan.trial_plan import TrialPlan
+from fedmjp.benchmarks.plan.trial_plan import Cell, TrialPlan
 
 WINDOW = timedelta(minutes=2)  # over which the rate is taken
 

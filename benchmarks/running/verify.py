@@ -15,8 +15,7 @@ from torch import Tensor
 
 from fedmjp import provenance
 from fedmjp.benchmarks.campaign.prepare import Prepared
-from fedmjp.benchmarks.folder.output import OutputFolder
-from fedmjp.benchmarks.folder.pictures import load_png
+from fedmjp.benchmarks.folder.output import OutputFolder, load_png
 from fedmjp.benchmarks.folder.trials import RecordedTrials
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.running.engine import Engine

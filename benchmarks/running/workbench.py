@@ -53,14 +53,14 @@ class Workbench:
         selection: The pictures of all of them.
         progress: Hears of each attack's iterations.
         shows_pictures: Whether results bring pictures along.
-        revision: Git revision that rows name; None asks the source tree of this process.
+        environment: That rows name; None asks this process.
     """
 
     experiments: Sequence[Experiment]
     selection: Selection
     progress: RunProgress = field(default_factory=RunProgress)
     shows_pictures: bool = True
-    revision: Mapping[str, Any] | None = None
+    environment: Mapping[str, Any] | None = None
     _memory: Memory = field(default_factory=Memory)
     _engines: dict[int, Engine] = field(default_factory=dict)
 
@@ -73,5 +73,5 @@ class Workbench:
         if part not in self._engines:
             experiment = self.experiments[part]
             source = DirectUploads(experiment, self.selection, self._memory)
-            self._engines[part] = Engine(experiment, source, self.progress, self.shows_pictures, self.revision)
+            self._engines[part] = Engine(experiment, source, self.progress, self.shows_pictures, self.environment)
         return self._engines[part]

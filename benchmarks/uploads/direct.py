@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fedmjp.benchmarks.plan.experiment import Experiment
-from fedmjp.benchmarks.uploads.source import Batch, UploadSource, described, tensors_read
+from fedmjp.benchmarks.uploads.source import Batch, UploadSource, described
 from fedmjp.config import ModelConfig
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.data.selection import Selection
@@ -18,7 +18,6 @@ from fedmjp.exchange import (
     Exchange,
     change_weights,
     compute_update,
-    defence_randomness,
     make_upload,
     prepare_private,
     protect,
@@ -28,11 +27,11 @@ from fedmjp.models.classifier import VitClassifier
 from fedmjp.models.names import ORACLE_TOKEN_GRADIENTS
 from fedmjp.private import PrivateBatch
 from fedmjp.records import weights_digest
-from fedmjp.scenario import Scenario
 from fedmjp.setups import Turn
 from fedmjp.stacked import ENTRANCE, entrance_gradients
 
 PICTURES_PER_PASS = 16
+ONE_UPLOAD = {"uploads_per_picture": 1}  # scenarios that share their uploads agree in all else
 Outcomes = dict[Batch, Exchange | Failure]
 
 
@@ -45,16 +44,7 @@ class Memory:
     """
 
     outcomes: dict[int, Outcomes] = field(default_factory=dict)
-    _of: Hashable = None
-
-    def turn_to(self, pictures: Hashable) -> None:
-        """Forget what is of other pictures.
-
-        Args:
-            pictures: Those that are asked for now.
-        """
-        if pictures != self._of:
-            self._of, self.outcomes = pictures, {}
+    key: Hashable = None  # what was asked for
 
 
 @dataclass(frozen=True)
@@ -77,7 +67,7 @@ class DirectUploads(UploadSource):
     _sent: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        rate = self._scenario.server_learning_rate
+        rate = self.experiment.scenario.server_learning_rate
         if rate:
             raise ConfigError(f"direct mode keeps the weights; server-learning-rate is {rate}")
 
@@ -87,21 +77,26 @@ class DirectUploads(UploadSource):
         Args:
             batches: Names of the pictures behind each.
         """
-        scenario = self._scenario
+        scenario = self.experiment.scenario
         try:
             model = initial_model(scenario.network, scenario.device)
         except FedmjpError as error:
             return dict.fromkeys(batches, Failure(str(error)))
-        read, of_others = (tensors_read(self.experiment, model, of_others=is_further) for is_further in (False, True))
+        read, of_others = (self.experiment.tensors_read(model, of_others=is_further) for is_further in (False, True))
         memory = self.memory or Memory()
-        memory.turn_to((one_upload(scenario), tuple(batches), read, of_others))
+        key = (scenario.model_copy(update=ONE_UPLOAD), tuple(batches), read, of_others)
+        if key != memory.key:
+            memory.key, memory.outcomes = key, {}
         first = scenario.probes
         numbers = range(first, first + (scenario.uploads_per_picture if of_others else 1))
         for number in numbers:
             if number not in memory.outcomes:
                 tensors = of_others if number > first else read
                 memory.outcomes[number] = self._numbered(model, batches, tensors, number, memory)
-        exchanges = {batch: _join_uploads([memory.outcomes[number][batch] for number in numbers]) for batch in batches}
+        exchanges = memory.outcomes[first]
+        if len(numbers) > 1:
+            several = {batch: [memory.outcomes[number][batch] for number in numbers] for batch in batches}
+            exchanges = {batch: _join_uploads(outcomes) for batch, outcomes in several.items()}
         computed = [outcome for outcome in exchanges.values() if isinstance(outcome, Exchange) and outcome.changed]
         self._sent.update((exchange.upload.weights, exchange.changed[0]) for exchange in computed)
         return exchanges
@@ -112,61 +107,58 @@ class DirectUploads(UploadSource):
         Args:
             weights: Digest of the weights.
         """
-        initial = _attackers_model(self._scenario.network, self._scenario.device)
-        return with_weights(initial, self._sent.get(weights, {}))
+        initial = _attackers_model(self.experiment.scenario.network, self.experiment.scenario.device)
+        changed = self._sent.get(weights)
+        return with_weights(initial, changed) if changed else initial
 
     def private(self) -> Iterator[PrivateBatch]:
         """Load what is behind the first upload of each batch."""
-        for batch in self._entries.values():
-            yield prepare_private(
-                self._scenario, [self.selection.load(entry) for entry in batch], self._scenario.probes
-            )
+        scenario = self.experiment.scenario
+        for _, batch in self._batches.values():
+            yield prepare_private(scenario, [self.selection.load(entry) for entry in batch], scenario.probes)
 
     def _numbered(
         self, model: VitClassifier, batches: Sequence[Batch], names: frozenset[str], number: int, memory: Memory
     ) -> Outcomes:
         """Compute one upload of each batch."""
-        scenario = self._scenario
+        scenario = self.experiment.scenario
         parts = scenario.pipeline.parts and scenario.pipeline.clients == 1
         gradients = scenario.update == "gradient" and model.has_positions
         stacked = parts and gradients and scenario.server is None and names and names <= ENTRANCE
         exchanges: Outcomes = {}
-        for stack in self.passes(batches) if stacked else [[batch] for batch in batches]:
+        stacks = [[batch] for batch in batches]
+        if stacked:  # whole passes that the batches are in: their sizes show in the last bit of gradients
+            size, planned = max(1, PICTURES_PER_PASS // scenario.batch_size), list(self._batches)
+            firsts = dict.fromkeys(self._batches[batch][0] // size * size for batch in batches)
+            stacks = [planned[first : first + size] for first in firsts]
+        for stack in stacks:
             exchanges |= self._computed(model, stack, names, number, memory)
         return {batch: exchanges[batch] for batch in batches}
-
-    def passes(self, batches: Sequence[Batch]) -> list[list[Batch]]:
-        """List whole passes that the batches are in: their sizes show in the last bit of gradients.
-
-        Args:
-            batches: Names of the pictures behind each upload.
-        """
-        size = max(1, PICTURES_PER_PASS // self._scenario.batch_size)
-        passes = dict.fromkeys(self._places[batch] // size for batch in batches)
-        every = list(self._places)
-        return [every[index * size : (index + 1) * size] for index in passes]
 
     def _computed(
         self, model: VitClassifier, stack: Sequence[Batch], names: frozenset[str], number: int, memory: Memory
     ) -> Outcomes:
         """Compute the uploads of one pass, or of one batch alone."""
-        scenario = self._scenario
+        scenario = self.experiment.scenario
         exchanges: Outcomes = {}
         private: dict[Batch, PrivateBatch] = {}
         changed: dict[Batch, tuple[Mapping[str, Tensor], ...]] = {}
         for batch in stack:
             try:
-                pictures = [self.selection.load(entry) for entry in self._entries[batch]]
+                pictures = [self.selection.load(entry) for entry in self._batches[batch][1]]
                 private[batch] = prepare_private(scenario, pictures, number)
-                changed[batch] = _changed_before(memory, batch) or change_weights(scenario, model, pictures)
+                honest = scenario.server is None
+                changed[batch] = () if honest else _changed(memory, batch) or change_weights(scenario, model, pictures)
             except FedmjpError as error:
                 exchanges[batch] = Failure(str(error))
         try:
             updates = self._updates(model, list(private.values()), list(changed.values()), names, number)
             for (batch, batch_private), sent in zip(private.items(), updates, strict=True):
-                client, place = divmod(self._places[batch], scenario.batches_per_client)
+                client, place = divmod(self._batches[batch][0], scenario.batches_per_client)
                 turn = scenario.round_of(Turn(place, number))
-                digest = self._digest(model, changed[batch])
+                digest = _initial_digest(scenario.network, scenario.device)
+                if any(changed[batch]):  # the first client behind an upload stands for all
+                    digest = weights_digest({**model.state_dict(), **changed[batch][0]})
                 upload = make_upload(scenario, sent, batch_private, server_round=turn, node=client, weights=digest)
                 exchanges[batch] = Exchange(batch_private, upload, changed[batch])
         except Exception as error:  # noqa: BLE001 (whatever a client breaks down with is a result)
@@ -174,12 +166,6 @@ class DirectUploads(UploadSource):
                 reason = f"the client's update of {', '.join(batch)} failed: {described(error)}"
                 exchanges.setdefault(batch, Failure(reason))
         return exchanges
-
-    def _digest(self, model: VitClassifier, changed: Sequence[Mapping[str, Tensor]]) -> str:
-        """Digest the weights that the first client behind an upload was sent."""
-        if not any(changed):
-            return _initial_digest(self._scenario.network, self._scenario.device)
-        return weights_digest({**model.state_dict(), **changed[0]})
 
     def _updates(
         self,
@@ -190,7 +176,7 @@ class DirectUploads(UploadSource):
         number: int,
     ) -> list[dict[str, Tensor]]:
         """Compute what leaves the clients, one update per batch; what only bounds see passes no defence."""
-        scenario = self._scenario
+        scenario = self.experiment.scenario
         for_bounds = names & {ORACLE_TOKEN_GRADIENTS}
         options: dict[str, Any] = {"label_smoothing": scenario.label_smoothing, "arithmetic": scenario.arithmetic}
         if len(batches) > 1:
@@ -198,8 +184,7 @@ class DirectUploads(UploadSource):
             stacked = entrance_gradients(model, batches, names, **options)
             for update, batch in zip(stacked, batches, strict=True):
                 for_bounds_alone = {name: update.pop(name) for name in for_bounds}
-                source = defence_randomness(scenario, batch, number)
-                updates.append(protect(update, batch, model, scenario.threat, randomness=source) | for_bounds_alone)
+                updates.append(protect(scenario, update, batch, model, number) | for_bounds_alone)
             return updates
         updates = []
         for batch, weights in zip(batches, changed, strict=True):
@@ -210,30 +195,14 @@ class DirectUploads(UploadSource):
             updates.append({name: tensor for name, tensor in sent.items() if name in names or not names})
         return updates
 
-    @property
-    def _scenario(self) -> Scenario:
-        return self.experiment.scenario
-
     @cached_property
-    def _entries(self) -> dict[Batch, tuple[PictureEntry, ...]]:
-        batches = self.selection.batches(self._scenario)
-        return {tuple(entry.name for entry in batch): batch for batch in batches}
-
-    @cached_property
-    def _places(self) -> dict[Batch, int]:
-        return {batch: place for place, batch in enumerate(self._entries)}
+    def _batches(self) -> dict[Batch, tuple[int, tuple[PictureEntry, ...]]]:
+        """Place and pictures of each batch, by the pictures' names."""
+        batches = self.selection.batches(self.experiment.scenario)
+        return {tuple(entry.name for entry in batch): (place, batch) for place, batch in enumerate(batches)}
 
 
-def one_upload(scenario: Scenario) -> Scenario:
-    """Reduce a scenario to one upload per picture: what scenarios that share their uploads agree in.
-
-    Args:
-        scenario: Any.
-    """
-    return scenario.model_copy(update={"uploads_per_picture": 1})
-
-
-def _changed_before(memory: Memory, batch: Batch) -> tuple[Mapping[str, Tensor], ...]:
+def _changed(memory: Memory, batch: Batch) -> tuple[Mapping[str, Tensor], ...]:
     """Find the weights that a server sent for a former upload of these pictures; nothing if there was none."""
     former = (exchanges.get(batch) for exchanges in memory.outcomes.values())
     return next((outcome.changed for outcome in former if isinstance(outcome, Exchange)), ())

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedmjp.benchmarks.federation.round_records import ROUND_OF_TRAINING
 from fedmjp.benchmarks.federation.simulation import RECORDS, RunFolder
 from fedmjp.benchmarks.plan.experiment import Experiment
-from fedmjp.benchmarks.uploads.source import Batch, RecordedUploads, UploadSource, tensors_read
+from fedmjp.benchmarks.uploads.source import Batch, RecordedUploads, UploadSource
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.errors import BadInputError, FedmjpError
 from fedmjp.files import read_file
@@ -138,7 +138,7 @@ class Recording:
         scenario = experiment.scenario
         model = build_vit(scenario.network)
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        read = {name: shapes[name] for name in tensors_read(experiment, model) if name in shapes}
+        read = {name: shapes[name] for name in experiment.tensors_read(model) if name in shapes}
         uploads, private = self.folder.uploads / scenario.folder, self.folder.evaluator / scenario.folder
         names = sorted({path.name for folder in (uploads, private) for path in folder.glob(RECORDS)})
         sent: set[str] = set()

@@ -17,7 +17,7 @@ from typing import Any
 from fedmjp.attacks.mjp.localisation import without_localisation
 from fedmjp.benchmarks.plan.experiment import Experiment
 from fedmjp.benchmarks.uploads.recorded import Recording
-from fedmjp.benchmarks.uploads.source import MISSING, Batch, UploadSource, sent_model, tensors_read, told
+from fedmjp.benchmarks.uploads.source import MISSING, Batch, UploadSource, sent_model, told
 from fedmjp.config import Checkpoint
 from fedmjp.data.pictures import PictureEntry
 from fedmjp.errors import BadInputError, Failure, FedmjpError, RecordError
@@ -221,7 +221,7 @@ class RoundUploads(UploadSource):
     def _others(self, record: _Record) -> tuple[Upload, ...]:
         """Read every other upload of the client, reduced to what attacks read of others, once, in order."""
         scenario = self.experiment.scenario
-        read = tensors_read(self.experiment, blueprint(scenario.network), of_others=True)
+        read = self.experiment.tensors_read(blueprint(scenario.network), of_others=True)
         if read and not self._kept:
             reduced = ((further, self._reduced(further, read)) for further in self._records)
             self._kept.extend((further, upload) for further, upload in reduced if upload is not None)

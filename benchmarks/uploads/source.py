@@ -25,7 +25,6 @@ from fedmjp.errors import (
 from fedmjp.exchange import Exchange
 from fedmjp.models.build import blueprint, build_vit
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.models.roles import roles_of
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
 from fedmjp.scenario import Scenario
@@ -60,22 +59,6 @@ class UploadSource(ABC):
 
     def stale(self) -> None:  # noqa: B027 (most sources keep nothing)
         """Hear that something is missing or damaged: the next run records anew, if a run recorded it."""
-
-
-def tensors_read(experiment: Experiment, model: VitClassifier, *, of_others: bool = False) -> frozenset[str]:
-    """Name the tensors that leave clients and that an attack of the experiment or its server reads.
-
-    Args:
-        experiment: Its attacks.
-        model: That is attacked.
-        of_others: Whether of other uploads of the pictures.
-    """
-    attacks = [attack for attack in experiment.attacks if attack.build().reads_others or not of_others]
-    scenario = experiment.scenario
-    read = [name for attack in attacks for name in attack.tensors(model)]
-    if read and scenario.server is not None:
-        read += scenario.server.build().reads(model, scenario.threat)
-    return frozenset(read) - scenario.pipeline.withheld(roles_of(model))
 
 
 def described(error: Exception) -> str:
@@ -179,7 +162,9 @@ class FederatedRun:
         experiments = [part.experiment for part in self.plan.parts]
         scenarios = played(experiment.scenario for experiment in experiments)
         tensors = sorted(
-            frozenset().union(*(tensors_read(experiment, blueprint(experiment.arm)) for experiment in experiments))
+            frozenset().union(
+                *(experiment.tensors_read(blueprint(experiment.scenario.network)) for experiment in experiments)
+            )
         )
         self.progress.federation(sum(scenario.rounds for scenario in scenarios))
         try:

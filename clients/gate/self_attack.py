@@ -104,7 +104,7 @@ class _Attempt:
         elif self.images is None and self.layout.grid**2 > TELLING * len(patches):
             reason = f"{self.layout.grid**2} patches in {len(patches)} dimensions do not show whether it is one picture"
         else:
-            mean, std = self._normalisation()
+            mean, std = (None, None) if self.images is None else self._normalisation()
             try:
                 picture = fedmjp.recover(patches, positions.reshape(-1, positions.shape[-1]), mean=mean, std=std)
             except BadInputError as error:

@@ -1,7 +1,5 @@
 """`fedmjp attack`: scenario, exchange, attack, score, and one table."""
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from click.core import ParameterSource
 from fedmjp.cli.console import tell, wide_console
 from fedmjp.cli.options import (
     ATTACK,
+    ATTACKS,
     PICTURES,
     THEIR_MODEL,
     UPLOADS,
@@ -40,14 +39,14 @@ from fedmjp.cli.options import (
     ServerIfAny,
     UploadsPerPicture,
     WeightsIfAny,
-    known_attack,
+    known,
 )
 from fedmjp.cli.options import output as output_option
 from fedmjp.cli.outcome import print_scores, tell_errors
 from fedmjp.cli.runs import choose, of_weights, published_command, require_apart, single_batches
-from fedmjp.cli.their_model import OUTPUT, attack_module, refuse_options
-from fedmjp.config import MAX_COUNT
-from fedmjp.errors import OutputError
+from fedmjp.cli.their_model import OUTPUT, attack_module
+from fedmjp.config import MAX_COUNT, digest_of
+from fedmjp.errors import AttackNotApplicableError, OutputError
 from fedmjp.metrics import RECOGNISABLE
 from fedmjp.overrides import parse_pairs
 from fedmjp.settings import Picture, Setting
@@ -61,6 +60,10 @@ if TYPE_CHECKING:
     from fedmjp.scenario import Scenario
 
 SCORES, FIGURE = "scores.csv", "reconstructions.jpg"
+NEED_MODULE = {"gradient", "mean", "std", "private"}
+APPLY = NEED_MODULE | {
+    "name", "module", "batch_size", "local_steps", "local_learning_rate", "options", "seed", "device", "output",
+}  # fmt: skip
 BASELINE, BASELINE_OF_PICTURES = "chance", "grey"
 # Records of a run state these themselves.
 RECORDED = (
@@ -75,7 +78,7 @@ def attack(
     context: typer.Context,
     name: Annotated[
         str,
-        typer.Option("--attack", help="See `fedmjp list attacks`.", callback=known_attack, rich_help_panel=ATTACK),
+        typer.Option("--attack", help="See `fedmjp list attacks`.", callback=known(ATTACKS), rich_help_panel=ATTACK),
     ],
     settings: Annotated[
         list[Setting],
@@ -168,7 +171,7 @@ def attack(
     console = wide_console()
     flags = {option.name: option.opts[0] for option in context.command.params}
     typed = {key for key in context.params if context.get_parameter_source(key) is ParameterSource.COMMANDLINE}
-    refuse_options({key: flags[key] for key in context.params if key in typed})
+    _refuse_options({key: flags[key] for key in context.params if key in typed})
     if module is not None:
         attack_module(context.params | ({} if "output" in typed else {"output": OUTPUT}), console)
         return
@@ -178,6 +181,27 @@ def attack(
     else:
         job = _open_recorded(uploads, context.params, typed)
     _attack(job, output, console, fresh=fresh)
+
+
+def _refuse_options(typed: Mapping[str, str]) -> None:
+    """Refuse options that go only with --module, or only without it.
+
+    Args:
+        typed: Those that the user typed, by their names in Python and on the command line.
+
+    Raises:
+        BadInputError: If there is such an option, or --gradient is missing.
+    """
+    from fedmjp.errors import BadInputError
+
+    if "module" not in typed:
+        if alone := next((option for name, option in typed.items() if name in NEED_MODULE), None):
+            raise BadInputError(f"{alone} is of a model of your own: name it with --module package:factory")
+        return
+    if extra := next((option for name, option in typed.items() if name not in APPLY), None):
+        raise BadInputError(f"{extra} does not go with --module, whose upload is taken as it is; leave it out")
+    if "gradient" not in typed:
+        raise BadInputError("--module needs --gradient FILE, which holds what a client uploaded")
 
 
 @dataclass(frozen=True)
@@ -205,55 +229,55 @@ class _Job:
 
 def _attack(job: _Job, output: Path, console: "Console", *, fresh: bool) -> None:
     """Attack each upload, write its rows as they come, and print one table."""
-    from fedmjp import provenance
     from fedmjp.benchmarks.folder.output import OutputFolder
     from fedmjp.benchmarks.folder.scores import ScoreTable
-    from fedmjp.benchmarks.plan.planning import plan, require_applicable
+    from fedmjp.benchmarks.plan.planning import plan
     from fedmjp.benchmarks.report.figure import write_figure
     from fedmjp.benchmarks.running.engine import Engine, jobs_of
     from fedmjp.cli.progress import TerminalProgress
+    from fedmjp.provenance import environment
     from fedmjp.threat import SCOPE
 
     scenario = job.experiments[0].scenario
     if scenario.server is not None:
         tell(console, SCOPE)
     planned = plan(job.experiments, job.batches, uploads=job.digest)
-    require_applicable(planned)
+    for cell in planned.cells:
+        if cell.refusal:
+            raise AttackNotApplicableError(f"{cell.attack} on {cell.model}-{cell.defence}: {cell.refusal}")
     folder = OutputFolder(output)
     if folder.database.exists() and not fresh:
         raise OutputError(f"{output} holds a campaign's trials; name another --output, or forget them with --fresh")
     folder.prepare(fresh=fresh)
-    if fresh:
-        for name in (SCORES, FIGURE):
-            (output / name).unlink(missing_ok=True)
     table = ScoreTable(output, planned)
-    table.write_manifest(_about(job), provenance.environment())
-    finished = table.finished([trial.key for trial in planned.tasks])
+    machine = environment()
+    table.write_manifest(_about(job), machine)
+    finished = table.finished
     console.print(f"{len(finished)} of {len(planned.tasks)} trials are finished; device {scenario.device}.")
     with TerminalProgress(console) as progress:
         progress.attacks(len(planned.tasks) - len(finished))
         for part, source in zip(planned.parts, job.sources, strict=True):
-            engine = Engine(part.experiment, source, progress)
+            engine = Engine(part.experiment, source, progress, environment=machine)
             for work in jobs_of(0, part.trials, finished):
                 for results in engine.results(work.trials):
                     folder.save(results.pictures)
                     table.put(results.rows)
                     progress.trials(len(results.rows))
-    print_scores(planned.cells, table.trials(), console)
+    trials = list(table.trials.values())
+    print_scores(planned.cells, trials, console)
     files = [SCORES, "manifest.json"]
     if pictured := [trial for trial in planned.tasks if trial.cell.reveals == "pictures"]:
-        write_figure(pictured, table.trials(), folder.pictures, output / FIGURE)
+        write_figure(pictured, trials, folder.pictures, output / FIGURE)
         files = [FIGURE, *files, "pictures/"]
     tell(console, f"Written to {output}: {', '.join(files)}. For a board: fedmjp leaderboard {output}")
-    tell_errors([str(trial.error) for trial in table.trials() if trial.status == "failed"], console, job.unusable)
+    tell_errors([str(trial.error) for trial in trials if trial.status == "failed"], console, job.unusable)
 
 
 def _about(job: _Job) -> dict[str, Any]:
     """Describe a job as its manifest does."""
     from fedmjp.metrics import DISCLOSED
-    from fedmjp.training.run_folder import published
 
-    config = {"experiments": [published(experiment) for experiment in job.experiments]}
+    config = {"experiments": [experiment.published() for experiment in job.experiments]}
     first = job.experiments[0]
     attacks = {attack.name: attack for experiment in job.experiments for attack in experiment.attacks}
     title = f"Attack {next(iter(attacks))}"
@@ -274,7 +298,7 @@ def _about(job: _Job) -> dict[str, Any]:
         "reported": [],
         "notes": [],
         "config": config,
-        "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
+        "config_sha256": digest_of(config),
     }
 
 
@@ -309,8 +333,9 @@ def _prepare_direct(options: Mapping[str, Any], typed: set[str], console: "Conso
     values = single_batches(options) | {"defences": with_mask_ratio(defences, ratio)}
     scenario = make_batch_scenario(values, options["limit"])
     experiments = experiments_of(scenario, _settings(options, scenario), _attacks(options), mask_ratio=ratio)
-    for arm in dict.fromkeys(experiment.arm for experiment in experiments if experiment.arm.weights):
-        build(arm)  # a checkpoint that does not fit is told before anything is run
+    for network in dict.fromkeys(experiment.scenario.network for experiment in experiments):
+        if network.weights:
+            build(network)  # a checkpoint that does not fit is told before anything is run
     pictures = open_source(scenario.data, size=scenario.model.image_size, classes=scenario.model.classes)
     in_prior = sum(measured_on(name) for name in pictures.names())
     if in_prior:
@@ -354,4 +379,4 @@ def _settings(options: Mapping[str, Any], scenario: "Scenario") -> "tuple[Settin
     letters = options["settings"] or [Setting.C if scenario.gradient_of is Picture.SHUFFLED else Setting.A]
     if len(set(letters)) < len(letters):
         raise BadInputError(f"settings must each be named once, got {', '.join(letters)}")
-    return tuple(map(Setting, letters))
+    return tuple(Setting[letter.upper()] for letter in letters)  # the parameters of click are letters

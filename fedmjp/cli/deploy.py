@@ -174,7 +174,7 @@ def run(
     from fedmjp.data.datasets import open_dataset
     from fedmjp.extras import require
     from fedmjp.models.build import build
-    from fedmjp.training.run_folder import TrainingFolder, published
+    from fedmjp.training.run_folder import TrainingFolder
 
     require("training", "fedmjp deploy run")
     deployment = Deployment(folder)
@@ -209,7 +209,7 @@ def run(
         console.print(f"Going on after round {finished_rounds} of {scenario.rounds}.")
     if fresh:
         results.clear()
-    write_manifest(results.manifest, "federated", config=published(scenario), pictures=digest)
+    write_manifest(results.manifest, "federated", config=scenario.published(), pictures=digest)
     results.keep_classes(names)
     with FederatedProgress(console, finished_rounds, scenario.rounds) as progress:
         train_at_sites(scenario, results, deployment, names, progress.round, progress.skip, progress.again)

@@ -9,7 +9,7 @@ from fedmjp.cli.console import tell, wide_console
 def doctor() -> None:
     """Tell versions, device, and which weights are found."""
     from fedmjp import provenance
-    from fedmjp.metrics.backbone import BACKBONE_FILE, FETCH, backbone_path, missing_backbone
+    from fedmjp.metrics import BACKBONE_FILE, FETCH, backbone_path, missing_backbone
 
     console = wide_console()
     for name, version in provenance.versions().items():

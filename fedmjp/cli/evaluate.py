@@ -268,13 +268,12 @@ def _write_tables(
 
 
 def _describe_run(run: "TrainedModel") -> dict[str, Any]:
-    from fedmjp.training.run_folder import published
 
     return {
         "name": run.name,
         "seed": run.seed,
         "weights_sha256": run.model.weights.sha256 if run.model.weights else None,
-        "config": published(run.config or run.model),
+        "config": (run.config or run.model).published(),
         "unfinished": run.unfinished or None,
     }
 

@@ -1,6 +1,7 @@
 """What several commands take, in the same words, and checked before anything heavy is imported."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,8 @@ from fedmjp.errors import BadInputError
 PICTURES, MODEL, UPLOADS, ATTACK, TRAINING, RUN, THEIR_MODEL, ROBUSTNESS = (
     "Pictures", "Model and defences", "Uploads", "Attack", "Training", "Run", "Your own model", "Robustness",
 )  # fmt: skip
+ATTACKS, DEFENCES, SERVERS = "fedmjp.attacks:ATTACKS", "fedmjp.defences:DEFENCES", "fedmjp.threat:SERVERS"
+NOBODY = {"none", "honest"}  # what no defence, and no server that changes weights, is called
 DEFENCE_HELP = "NAME or NAME:KEY=VALUE,KEY=VALUE, see `fedmjp list defences`; repeat it for several, in their order."
 
 
@@ -52,53 +55,22 @@ def known_model(name: str) -> str:
     return name
 
 
-def known_attack(name: str) -> str:
-    """Check the name of an attack, and return it.
+def known(registry: str) -> Callable[[Any], Any]:
+    """Make the callback that checks the names of an option, and returns them as typed.
 
     Args:
-        name: As typed.
-
-    Raises:
-        UnknownNameError: If there is no such attack.
+        registry: That knows the names, as ``module:attribute``; it is imported when the option is read.
     """
-    from fedmjp.attacks import ATTACKS
 
-    ATTACKS.require(name)
-    return name
+    def check(typed: str | Sequence[str] | None) -> str | Sequence[str] | None:
+        for text in [typed] if isinstance(typed, str) else typed or ():
+            name = text.partition(":")[0].strip()
+            if name not in NOBODY:
+                module, _, attribute = registry.partition(":")
+                getattr(import_module(module), attribute).require(name)
+        return typed
 
-
-def known_defences(texts: Sequence[str] | None) -> Sequence[str] | None:
-    """Check the names that defences begin with, and return the texts.
-
-    Args:
-        texts: NAME or NAME:KEY=VALUE,... each.
-
-    Raises:
-        UnknownNameError: If there is no such defence.
-    """
-    from fedmjp.defences import DEFENCES
-
-    for text in texts or ():
-        name = text.partition(":")[0].strip()
-        if name != "none":
-            DEFENCES.require(name)
-    return texts
-
-
-def known_server(text: str | None) -> str | None:
-    """Check the name of a server that changes weights, and return the text.
-
-    Args:
-        text: NAME or NAME:KEY=VALUE,...; None for an honest server.
-
-    Raises:
-        UnknownNameError: If there is no such server.
-    """
-    from fedmjp.threat import HONEST, SERVERS
-
-    if text is not None and text != HONEST:
-        SERVERS.require(text.partition(":")[0].strip())
-    return text
+    return check
 
 
 def share(value: Any) -> Any:
@@ -131,13 +103,13 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="A YAML file of these keys.", metavar="FILE", rich_help_panel=RUN)
 ]
 _Model: Any = typer.Option(help="See `fedmjp list models`.", callback=known_model, rich_help_panel=MODEL)
-_Defence: Any = typer.Option("--defence", help=DEFENCE_HELP, callback=known_defences, rich_help_panel=MODEL)
+_Defence: Any = typer.Option("--defence", help=DEFENCE_HELP, callback=known(DEFENCES), rich_help_panel=MODEL)
 _Server: Any = typer.Option(
     "--server",
     metavar="NAME",
     help="The server changes the weights that it sends: NAME or NAME:KEY=VALUE,KEY=VALUE, see `fedmjp list servers`. "
     "For measuring your own deployment, in federations started here alone.",
-    callback=known_server,
+    callback=known(SERVERS),
     rich_help_panel=UPLOADS,
 )
 _Device: Any = typer.Option(help="Where the work is done; auto takes CUDA where there is any.", rich_help_panel=RUN)

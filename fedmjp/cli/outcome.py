@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedmjp.benchmarks.folder.trials import TrialResult
-    from fedmjp.benchmarks.plan.cells import Cell
+    from fedmjp.benchmarks.plan.trial_plan import Cell
 
 FAILED = 1
 BAD_INPUT = 2
@@ -93,7 +93,8 @@ def _summary(cell: "Cell", trials: Sequence["TrialResult"]) -> dict[str, str]:
     from fedmjp.metrics import EXACT
 
     label = {"floor": "baseline", "bound": "bound", "attack": ""}[cell.role]
-    of_cell = [trial for trial in trials if _is_of(trial, cell)]
+    columns = cell.columns.items()
+    of_cell = [trial for trial in trials if all(getattr(trial, name) == value for name, value in columns)]
     scores = [trial.scores for trial in of_cell if trial.status == "ok"]
     failures = len(of_cell) - len(scores)
     row = {
@@ -118,10 +119,6 @@ def _summary(cell: "Cell", trials: Sequence["TrialResult"]) -> dict[str, str]:
 
 
 SHARES = {"labels right, %": "label_accuracy", "found among all, %": "rank1", "members known, %": "membership"}
-
-
-def _is_of(trial: "TrialResult", cell: "Cell") -> bool:
-    return all(getattr(trial, name) == value for name, value in cell.columns.items())
 
 
 def _values(scores: Iterable[Mapping[str, float | None]], metric: str) -> list[float]:

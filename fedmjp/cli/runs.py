@@ -241,19 +241,15 @@ def published_command() -> str:
     words: list[str] = []
     arguments = iter(sys.argv[1:])
     for word in arguments:
-        name, equals, _ = word.partition("=")
-        if name not in LEFT_OUT:
-            words.append(_without_folder(word))
-        elif not equals:
-            next(arguments, None)
+        name, equals, value = word.partition("=")
+        if name in LEFT_OUT:
+            if not equals:
+                next(arguments, None)
+        elif equals and Path(value).is_absolute():
+            words.append(f"{name}={Path(value).name}")
+        else:
+            words.append(Path(word).name if Path(word).is_absolute() else word)
     return shlex.join(["fedmjp", *words])
-
-
-def _without_folder(word: str) -> str:
-    key, equals, value = word.partition("=")
-    if equals and Path(value).is_absolute():
-        return f"{key}={Path(value).name}"
-    return Path(word).name if Path(word).is_absolute() else word
 
 
 def tell_held_out(pictures: "Pictures", trained_on: str, console: "Console") -> None:

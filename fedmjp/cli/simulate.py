@@ -93,7 +93,7 @@ def simulate(
     from fedmjp.extras import require
     from fedmjp.models.build import build
     from fedmjp.threat import SCOPE
-    from fedmjp.training.run_folder import TrainingFolder, published
+    from fedmjp.training.run_folder import TrainingFolder
 
     require("training", "fedmjp simulate")
     rounds_of = {"strategy": strategy, "rounds": rounds, "local_epochs": local_epochs, "participation": participation}
@@ -129,7 +129,7 @@ def simulate(
     check_recordable(scenario, dealt)
     if fresh:
         folder.clear()  # only now: what is refused before leaves the former run as it is
-    write_manifest(folder.manifest, "federated", config=published(scenario), pictures=pictures.digest())
+    write_manifest(folder.manifest, "federated", config=scenario.published(), pictures=pictures.digest())
     folder.keep_classes(pictures.train.class_names)
     dealt.save(folder.partition)
     draw_partition(dealt, pictures.train.labels, folder.partition_figure)

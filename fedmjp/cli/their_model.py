@@ -1,6 +1,8 @@
 """`fedmjp attack --module package:factory --gradient FILE`: a user's own model, and a gradient of it."""
 
+import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,37 +16,12 @@ if TYPE_CHECKING:
 
     from fedmjp.gradient_files import GradientFile
     from fedmjp.models.adopt import Adopted
-    from fedmjp.records import Upload
+    from fedmjp.records import Reconstruction, Upload
     from fedmjp.threat import ThreatModel
 
 OUTPUT = Path("results/module")
 REPORT = "attack.json"
-NEED_MODULE = {"gradient", "mean", "std", "private"}
-APPLY = NEED_MODULE | {
-    "name", "module", "batch_size", "local_steps", "local_learning_rate", "options", "seed", "device", "output",
-}  # fmt: skip
 METRICS = ("psnr", "ssim", "mse")
-
-
-def refuse_options(typed: Mapping[str, str]) -> None:
-    """Refuse options that go only with --module, or only without it.
-
-    Args:
-        typed: Those that the user typed, by their names in Python and on the command line.
-
-    Raises:
-        BadInputError: If there is such an option, or --gradient is missing.
-    """
-    from fedmjp.errors import BadInputError
-
-    if "module" not in typed:
-        if alone := next((option for name, option in typed.items() if name in NEED_MODULE), None):
-            raise BadInputError(f"{alone} is of a model of your own: name it with --module package:factory")
-        return
-    if extra := next((option for name, option in typed.items() if name not in APPLY), None):
-        raise BadInputError(f"{extra} does not go with --module, whose upload is taken as it is; leave it out")
-    if "gradient" not in typed:
-        raise BadInputError("--module needs --gradient FILE, which holds what a client uploaded")
 
 
 def attack_module(options: Mapping[str, Any], console: "Console") -> None:
@@ -56,8 +33,8 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
     """
     from fedmjp.attacks import ATTACKS
     from fedmjp.attacks.base import showing_pictures
-    from fedmjp.benchmarks.folder.output import claim_folder
-    from fedmjp.benchmarks.folder.pictures import png_of, save_png
+    from fedmjp.attacks.recover import fit_entrance
+    from fedmjp.benchmarks.folder.output import claim_folder, png_of, save_png
     from fedmjp.errors import BadInputError
     from fedmjp.facade import attack
     from fedmjp.gradient_files import read_gradients
@@ -72,10 +49,14 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
     except BadInputError as error:
         raise BadInputError(f"{path}: {error}") from None
     private = None if options["private"] is None else _private(Path(options["private"]), adopted, threat)
-    reconstruction: Any = attack(
-        module_attack.name, upload, adopted, options=attack_options, threat=threat, seed=options["seed"]
-    )
-    notes = [_inexact(module_attack, upload, adopted, threat), module_attack.caveat(adopted, threat)]
+    if private is not None:
+        adopted = replace(adopted, pixels=(private.shape[1], private.shape[2]), pixels_known=True)
+    adopted, notes = fit_entrance(module_attack, upload, adopted, threat)
+    with warnings.catch_warnings(action="ignore"):  # the notes say the same
+        reconstruction: Any = attack(
+            module_attack.name, upload, adopted, options=attack_options, threat=threat, seed=options["seed"]
+        )
+    notes += filter(None, [module_attack.caveat(adopted, threat)])
     folder = Path(options["output"])
     claim_folder(folder)
     for former in folder.glob("recovered-*.png"):
@@ -83,29 +64,34 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
     pictures = {f"recovered-{number}.png": image for number, image in enumerate(reconstruction.images, start=1)}
     for name, image in pictures.items():
         save_png(png_of(image), folder / name)
-    scores = None if private is None else _scores(reconstruction.images, private)
+    scores = None if private is None else _scores(reconstruction, private)
     normalisation = {"mean": _three(adopted.mean), "std": _three(adopted.std)}
     write_manifest(
         folder / REPORT,
         "attack on a module of one's own",
         module={"name": title, "parts": adopted.parts, "weights_sha256": adopted.weights},
-        pictures={"size": adopted.image_size, "patch_size": adopted.patch_size, "files": list(pictures)},
+        pictures={"pixels": adopted.pixels, "patch_size": adopted.patch_size, "files": list(pictures)},
         normalisation=normalisation,
         upload={"file": path.name, "sha256": file.sha256, "states_weights": file.weights is not None},
         threat=threat.sentence(),
         attack={"name": module_attack.name, "options": attack_options, "seed": options["seed"]},
-        notes=[note for note in notes if note],
+        notes=notes,
         diagnostics=dict(reconstruction.diagnostics),
         scores=scores,
     )
     tell(console, f"{title}: {', '.join(f'{part} {name}' for part, name in adopted.parts.items() if name)}.")
-    size, statistics = adopted.image_size, ", ".join(f"{name} {values}" for name, values in normalisation.items())
-    tell(console, f"Pictures of {size} x {size} pixels in patches of {adopted.patch_size}, normalised by {statistics}.")
+    statistics = ", ".join(f"{name} {values}" for name, values in normalisation.items())
+    height, width = adopted.pixels
+    tell(
+        console,
+        f"Pictures of {height} x {width} pixels in patches of {adopted.patch_size}, normalised by {statistics}.",
+    )
     if file.weights is None:
         tell(console, f"{path} states no digest of weights; they are taken to be the module's.")
-    tell(console, *(note for note in notes if note), style="bold red")
+    tell(console, *notes, style="bold red")
     if scores:
-        tell(console, f"Against {options['private']}: PSNR {scores['psnr']:.1f} dB, SSIM {scores['ssim']:.3f}.")
+        seen = f" ({scores['psnr_seen']:.1f} dB where patches have a gradient)" if "psnr_seen" in scores else ""
+        tell(console, f"Against {options['private']}: PSNR {scores['psnr']:.1f} dB{seen}, SSIM {scores['ssim']:.3f}.")
     tell(console, f"Written to {folder}: {', '.join([*pictures, REPORT])}.")
 
 
@@ -116,7 +102,9 @@ def _adopted(options: Mapping[str, Any]) -> "tuple[Adopted, str]":
 
     module = load_module(options["module"]).to(choose(options["device"]))
     title = f"{options['module']} ({type(module).__name__})"
-    normalisation = {name: _numbers(options[name], f"--{name}") for name in ("mean", "std") if options[name]}
+    normalisation: dict[str, Any] = {
+        name: _numbers(options[name], f"--{name}") for name in ("mean", "std") if options[name]
+    }
     try:
         return adopt(module, **normalisation), title
     except BadInputError as error:
@@ -149,31 +137,13 @@ def _upload(options: Mapping[str, Any], file: "GradientFile", adopted: "Adopted"
     return adopted.upload(file.tensors, examples=examples, kind=threat.update, weights=file.weights), threat
 
 
-def _inexact(attack: Any, upload: "Upload", adopted: "Adopted", threat: "ThreatModel") -> str | None:
-    """Say why the closed form cannot be exact for one picture; refuse attacks that have nothing else to go by."""
-    from fedmjp.attacks.recover import inexact_refusal
-    from fedmjp.attacks.token_gradients import shown_tokens
-    from fedmjp.errors import AttackNotApplicableError
-    from fedmjp.models import names
-
-    if threat.batch_size > 1:
-        return None
-    rows, right = upload.tensors[names.POSITION_EMBEDDING][0].double(), upload.tensors[names.PATCH_WEIGHT].double()
-    refusal = inexact_refusal(shown_tokens(rows, adopted.prefix_tokens), right.flatten(1))
-    if refusal is None or attack.role == "floor" or "noisy" in attack.handles(adopted, threat):
-        return refusal
-    raise AttackNotApplicableError(
-        f"{attack.name}: {refusal}; give --batch-size N of a batch (a mixture comes back), or take "
-        "patch_embedding_wiener, which has a prior of natural pictures"
-    )
-
-
 def _private(path: Path, adopted: "Adopted", threat: "ThreatModel") -> "Tensor":
-    """Read the user's own picture, (3, size, size) in [0, 1], just as it is."""
+    """Read the user's own picture, (3, height, width) in [0, 1], just as it is."""
     from torchvision.transforms.v2 import functional as transforms
 
     from fedmjp.data.pictures import open_picture, to_rgb
     from fedmjp.errors import DataError
+    from fedmjp.models.entrance import count_patches
 
     if threat.batch_size > 1:
         raise DataError(f"--private is one picture, the upload is of {threat.batch_size}")
@@ -182,25 +152,26 @@ def _private(path: Path, adopted: "Adopted", threat: "ThreatModel") -> "Tensor":
             pixels = transforms.pil_to_tensor(to_rgb(photograph))
     except (OSError, ValueError, SyntaxError) as error:
         raise DataError(f"{path} cannot be read as a picture: {getattr(error, 'strerror', None) or error}") from None
-    if pixels.shape[1:] != (adopted.image_size, adopted.image_size):
-        height, width = pixels.shape[1:]
+    height, width = pixels.shape[1:]
+    side = adopted.patch_size
+    fits = height % side == width % side == 0 and (height // side) * (width // side) == count_patches(adopted)
+    if (height, width) != adopted.pixels and (adopted.pixels_known or not fits):
         raise DataError(
-            f"{path} is {width} x {height}, the module's pictures are {adopted.image_size} x {adopted.image_size}: "
+            f"{path} is {width} x {height}, the module's pictures are {adopted.pixels[1]} x {adopted.pixels[0]}: "
             "give the picture as it went into the module, resized and cropped"
         )
     image: Tensor = pixels.float() / 255
     return image
 
 
-def _scores(images: "Tensor", private: "Tensor") -> dict[str, float]:
+def _scores(reconstruction: "Reconstruction", private: "Tensor") -> dict[str, float]:
     import torch
 
     from fedmjp.facade import score
     from fedmjp.private import PrivateBatch
-    from fedmjp.records import Reconstruction
     from fedmjp.settings import Picture
 
     nothing = torch.zeros(1, 1, dtype=torch.int64)
     batch = PrivateBatch(private[None], private[None], nothing.bool(), nothing, nothing[0], ("private",), Picture.CLEAN)
-    scores = score(Reconstruction(images), batch, metrics=METRICS)
+    scores = score(reconstruction, batch, metrics=METRICS)
     return {name: float(value[0]) for name, value in scores.items()}

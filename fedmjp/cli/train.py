@@ -55,7 +55,7 @@ def train(
     from fedmjp.training.central import train as run
     from fedmjp.training.config import TrainingConfig
     from fedmjp.training.process_group import torchrun_group
-    from fedmjp.training.run_folder import TrainingFolder, published
+    from fedmjp.training.run_folder import TrainingFolder
     from fedmjp.training.state import load_state
 
     require("training", "fedmjp train")
@@ -77,7 +77,7 @@ def train(
                 folder.clear()
             load_state(folder.state, config=config.digest())  # before another run's manifest is replaced
             tell_held_out(pictures, "are trained on", console)
-            write_manifest(folder.manifest, "central", processes=group.of, config=published(config))
+            write_manifest(folder.manifest, "central", processes=group.of, config=config.published())
         group.wait()
         with TrainingProgress(console, quiet=not group.first) as progress:
             run(config, pictures, folder, progress.events(), group)

@@ -45,7 +45,7 @@ class Selection:
             scenario: Gives batch size, clients and pictures of each.
         """
         size, count, summed = scenario.batch_size, scenario.pictures_per_client, scenario.pipeline.clients
-        shares = [self.partition(client, scenario.clients)[:count] for client in range(scenario.clients)]
+        shares = [self.entries[client :: scenario.clients][:count] for client in range(scenario.clients)]
         groups = [shares[first : first + summed] for first in range(0, len(shares), summed)]
         return [
             tuple(entry for share in group for entry in share[start : start + size])

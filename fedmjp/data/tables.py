@@ -24,7 +24,7 @@ from datasets.utils.tqdm import are_progress_bars_disabled
 from huggingface_hub import logging as hub_logging
 from PIL import Image
 
-from fedmjp.data.labelled import HUB, LabelledDataset
+from fedmjp.data.datasets import HUB, LabelledDataset
 from fedmjp.data.layout import Split
 from fedmjp.data.pictures import open_picture
 from fedmjp.errors import DataError

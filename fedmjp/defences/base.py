@@ -92,6 +92,19 @@ class Arranged:
     source: Tensor  # (batch, patches) int64 on the CPU; place i shows patch ``source[i]`` of the picture before
 
 
+def unmoved(images: Tensor, grid: int) -> Arranged:
+    """Arrange pictures as they are: no patch is masked or moved.
+
+    Args:
+        images: (batch, 3, size, size) in [0, 1].
+        grid: Patches per side.
+    """
+    import torch
+
+    places = torch.arange(grid**2).expand(len(images), -1)
+    return Arranged(images, torch.zeros_like(places, dtype=torch.bool), places)
+
+
 class Defence(ABC):
     """Base of all defences.
 
@@ -142,11 +155,8 @@ class Defence(ABC):
             grid: Patches per side.
             randomness: A source for each picture.
         """
-        import torch
-
         del randomness
-        places = torch.arange(grid**2).expand(len(images), -1)
-        return Arranged(images, torch.zeros_like(places, dtype=torch.bool), places)
+        return unmoved(images, grid)
 
     def ahead(self, grid: int, *, randomness: Sequence[Randomness]) -> Drawn | None:
         """Draw what ``arrange`` would, before the pictures are there; None if it cannot, which is the default.

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from functools import cached_property, lru_cache
+from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator
 
 from fedmjp.config import Checkpoint, Config, ModelConfig
 from fedmjp.defences import DEFENCES
-from fedmjp.defences.base import FULL_BITS, Arranged, Client, Defence, Drawn, Mark, Plan, Spent, Stage
+from fedmjp.defences.base import FULL_BITS, Arranged, Client, Defence, Drawn, Mark, Plan, Spent, Stage, unmoved
 from fedmjp.errors import ConfigError
+from fedmjp.models.roles import roles_of
 from fedmjp.named import NamedConfig, format_options
 from fedmjp.randomness import Randomness
 from fedmjp.zoo import PREFIX, zoo_model
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
+
+    from fedmjp.models.entrance import Entrance
 
 NONE = "none"  # how an empty pipeline is called
 # A client changes pictures and network before it computes, gradients of pictures before their mean, and so on.
 ORDER: tuple[Stage, ...] = ("pictures", "model", "examples", "update", "aggregate")
 # Options that columns of their own tell in every table (the mask ratio, the setting), or that follow from the run.
 MASK_RATIO = "mask_ratio"
-FOLLOWING = frozenset({MASK_RATIO, *(field.name for field in fields(Plan))})
+FOLLOWING = frozenset({MASK_RATIO, *(option.name for option in fields(Plan))})
 ELSEWHERE = FOLLOWING | {"shuffle"}
 
 
@@ -75,33 +78,48 @@ class Pipeline:
     """
 
     configs: tuple[DefenceConfig, ...] = ()
+    defences: tuple[Defence, ...] = field(init=False, compare=False, repr=False)  # they themselves, in order
+    label: str = field(init=False, compare=False, repr=False)  # as tables show it
+    marks: frozenset[Mark] = field(init=False, compare=False, repr=False)  # what all of them leave on an upload
+    shuffles: bool = field(init=False, compare=False, repr=False)  # whether pictures are, before the network
+    mask_ratio: float = field(init=False, compare=False, repr=False)  # share of patches that are to be shuffled, or 0
+    clients: int = field(init=False, compare=False, repr=False)  # whose updates the server sees as one
+    parts: bool = field(init=False, compare=False, repr=False)  # whether a part of an update is protected as the whole
+    _arranging: Defence | None = field(init=False, compare=False, repr=False)  # changes pictures before the network
+    rounding: float = field(init=False, compare=False, repr=False)  # the largest relative error left in an entry
 
     def __post_init__(self) -> None:
-        names = [config.name for config in self.configs]
-        for place, defence in enumerate(self.defences):
-            earlier = self.defences[:place]
-            if defence.name in names[:place]:
-                raise ConfigError(f"defence {defence.name!r} is named twice in {self.label!r}; name it once")
-            late = next((former for former in earlier if _first_stage(defence) < _first_stage(former)), None)
-            if late is not None:
-                unseen = late.stages == ("aggregate",)
-                because = " (no client can change the sum, which it does not see)" if unseen else ""
-                raise ConfigError(
-                    f"defences {self.label!r}: {defence.name} acts on {defence.stages[0]}, before {late.name}, which "
-                    f"acts on the {late.stages[0]}{because}; name {defence.name} first"
-                )
-            if reason := defence.refusal(earlier):
-                raise ConfigError(f"defences {self.label!r}: {reason}")
+        defences = tuple(config.build() for config in self.configs)
+        marks: frozenset[Mark] = frozenset().union(*(defence.marks for defence in defences))
+        shuffles = any(defence.shuffles for defence in defences)
+        vars(self).update(
+            defences=defences,
+            label=" + ".join(config.label for config in self.configs) or NONE,
+            marks=marks if shuffles else marks - {"shuffled"},
+            shuffles=shuffles,
+            mask_ratio=max((defence.mask_ratio for defence in defences), default=0.0),
+            clients=max((defence.clients for defence in defences), default=1),
+            parts=all(defence.scope == "tensor" for defence in defences),
+            _arranging=next((defence for defence in defences if "pictures" in defence.stages), None),
+            rounding=max((defence.rounding for defence in defences), default=0.0),
+        )
+        for place, defence in enumerate(defences):
+            self._require_place(defence, defences[:place])
 
-    @cached_property
-    def defences(self) -> tuple[Defence, ...]:
-        """Build the defences themselves, in order."""
-        return tuple(config.build() for config in self.configs)
-
-    @property
-    def label(self) -> str:
-        """Write it as tables show it."""
-        return " + ".join(config.label for config in self.configs) or NONE
+    def _require_place(self, defence: Defence, earlier: Sequence[Defence]) -> None:
+        """Refuse a defence that cannot follow those before it."""
+        if defence.name in (former.name for former in earlier):
+            raise ConfigError(f"defence {defence.name!r} is named twice in {self.label!r}; name it once")
+        late = next((former for former in earlier if _first_stage(defence) < _first_stage(former)), None)
+        if late is not None:
+            unseen = late.stages == ("aggregate",)
+            because = " (no client can change the sum, which it does not see)" if unseen else ""
+            raise ConfigError(
+                f"defences {self.label!r}: {defence.name} acts on {defence.stages[0]}, before {late.name}, which "
+                f"acts on the {late.stages[0]}{because}; name {defence.name} first"
+            )
+        if reason := defence.refusal(earlier):
+            raise ConfigError(f"defences {self.label!r}: {reason}")
 
     def names_of_weights(self, model: str) -> tuple[str, ...]:
         """List the names that trained weights may have, the most telling first.
@@ -115,30 +133,9 @@ class Pipeline:
         return f"{model}-{trained.label}", f"{model}-{network.label}", model
 
     @property
-    def marks(self) -> frozenset[Mark]:
-        """Collect what all of them leave on an upload."""
-        marks: frozenset[Mark] = frozenset().union(*(defence.marks for defence in self.defences))
-        return marks if self.shuffles else marks - {"shuffled"}
-
-    @property
     def draws(self) -> bool:
         """Tell whether two uploads of one picture at the same weights may differ by what any of them drew."""
         return any(defence.draws for defence in self.defences)
-
-    @property
-    def mask_ratio(self) -> float:
-        """Return the share of the patches that are to be shuffled; 0 if nothing shuffles."""
-        return max((defence.mask_ratio for defence in self.defences), default=0.0)
-
-    @property
-    def shuffles(self) -> bool:
-        """Tell whether pictures are shuffled before they go into the network."""
-        return any(defence.shuffles for defence in self.defences)
-
-    @property
-    def clients(self) -> int:
-        """Count the clients whose updates the server sees as one."""
-        return max((defence.clients for defence in self.defences), default=1)
 
     def arrange(self, images: Tensor, grid: int, *, randomness: Sequence[Randomness]) -> Arranged:
         """Change pictures before they go into the network, by the defence that does, if there is one.
@@ -148,7 +145,8 @@ class Pipeline:
             grid: Patches per side.
             randomness: A source for each picture.
         """
-        return self._arranging.arrange(images, grid, randomness=randomness)
+        defence = self._arranging
+        return unmoved(images, grid) if defence is None else defence.arrange(images, grid, randomness=randomness)
 
     def ahead(self, grid: int, *, randomness: Sequence[Randomness]) -> Drawn | None:
         """Draw what that defence would for pictures that are not there yet; None if it cannot.
@@ -157,7 +155,7 @@ class Pipeline:
             grid: Patches per side.
             randomness: A source for each picture.
         """
-        return self._arranging.ahead(grid, randomness=randomness)
+        return None if self._arranging is None else self._arranging.ahead(grid, randomness=randomness)
 
     def shown(self, images: Tensor, drawn: Drawn) -> Arranged:
         """Change pictures before they go into the network, with what was drawn ahead for them.
@@ -166,21 +164,9 @@ class Pipeline:
             images: (batch, 3, size, size) in [0, 1].
             drawn: Mask and source of these pictures.
         """
+        if self._arranging is None:
+            raise ConfigError(f"defences {self.label!r} do not change pictures: nothing can have been drawn for them")
         return self._arranging.shown(images, drawn)
-
-    @property
-    def _arranging(self) -> Defence:
-        return next((defence for defence in self.defences if "pictures" in defence.stages), Defence())
-
-    @property
-    def parts(self) -> bool:
-        """Tell whether a part of an update is protected as the whole is."""
-        return all(defence.scope == "tensor" for defence in self.defences)
-
-    @property
-    def rounding(self) -> float:
-        """Return the largest relative error that is left in an entry."""
-        return max((defence.rounding for defence in self.defences), default=0.0)
 
     def noise_on(self, uploaded: Tensor) -> float:
         """Estimate the standard deviation of the noise on the entries of an uploaded tensor.
@@ -234,13 +220,13 @@ class Pipeline:
             model = defence.change_model(model)
         return model
 
-    def withheld(self, roles: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    def withheld(self, model: nn.Module | Entrance) -> frozenset[str]:
         """Name the tensors that never leave the client.
 
         Args:
-            roles: Names of a model's tensors, by structural role.
+            model: That is trained.
         """
-        return frozenset().union(*(defence.withheld(roles) for defence in self.defences))
+        return frozenset().union(*(defence.withheld(roles_of(model)) for defence in self.defences))
 
     @property
     def by_example(self) -> tuple[Defence, ...]:

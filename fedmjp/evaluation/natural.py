@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedmjp.data.datasets import names_of_imagenet, open_dataset
-from fedmjp.data.labelled import LabelledDataset
+from fedmjp.data.datasets import LabelledDataset, names_of_imagenet, open_dataset
 from fedmjp.errors import BadInputError, DataError
 from fedmjp.evaluation.consistency import Booleans, Floats, Sample
 from fedmjp.evaluation.runs import TrainedModel

@@ -7,11 +7,15 @@ float64. None returns NaN or infinity for images in [0, 1]. Those of labels and 
 the leaderboard's business.
 """
 
+import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from fedmjp.errors import UnknownNameError
 
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WHOLE = "0 or 1"
+# torchvision's AlexNet on ImageNet; the eight digits in the name are the start of the file's SHA-256.
+BACKBONE_FILE = "alexnet-owt-7be5be79.pth"
+FETCH = "python -c \"import torchvision; torchvision.models.alexnet(weights='IMAGENET1K_V1')\""
 RECOGNISABLE = 20.0  # dB: the error's root mean square is a tenth of the range
 EXACT = 40.0  # dB of PSNR from which a picture counts as recovered exactly: the error's root mean square is 0.01
 COLOUR = "colour"  # among the scores: PSNR of the clean picture's mean colour, whatever was attacked
@@ -34,19 +41,15 @@ class Metric:
     lowest: float  # the same as numbers
     highest: float
     definition: str  # the exact variant and its source
-    hindrance: str = ""  # "module:function" that says why it cannot be computed on this machine, where that may be
+    missing: Callable[[], str | None] = lambda: None  # says why it cannot be computed on this machine; None if it can
     of: Literal["pictures", "features", "labels"] = "pictures"  # what has to be revealed for it
 
     @property
     def function(self) -> "Callable[..., Tensor]":
         """Load the function: pictures are scored by (reconstruction, target), others by arguments of their own."""
-        function: Callable[..., Tensor] = _load(self.home)
+        module, _, name = self.home.partition(":")
+        function: Callable[..., Tensor] = getattr(import_module(f"{__name__}.{module}"), name)
         return function
-
-    def missing(self) -> str | None:
-        """Say why it cannot be computed on this machine; None if it can."""
-        reason: str | None = _load(self.hindrance)() if self.hindrance else None
-        return reason
 
     @property
     def whole(self) -> bool:
@@ -54,9 +57,27 @@ class Metric:
         return self.bounds == WHOLE
 
 
-def _load(home: str) -> Any:
-    module, _, name = home.partition(":")
-    return getattr(import_module(f"{__name__}.{module}"), name)
+def backbone_path() -> Path:
+    """Return where torchvision looks for the AlexNet weights (the environment variable TORCH_HOME moves it)."""
+    caches = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = Path(os.environ.get("TORCH_HOME", f"{caches}/torch")).expanduser()  # as of ``torch.hub.get_dir``
+    return home / "hub" / "checkpoints" / BACKBONE_FILE
+
+
+@lru_cache
+def _matches_name(path: Path, modified_ns: int) -> bool:  # noqa: ARG001 (a changed file is checked again)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:8] == path.stem.rsplit("-", 1)[1]
+
+
+def missing_backbone() -> str | None:
+    """Say why LPIPS cannot be computed here; None if it can. `fedmjp doctor` gives folder and remedy."""
+    path = backbone_path()
+    if not path.is_file():
+        return f"its AlexNet weights {BACKBONE_FILE} are not on this machine"
+    if not _matches_name(path, path.stat().st_mtime_ns):
+        return f"its {BACKBONE_FILE} is damaged or another file: the SHA-256 does not start with the digits in the name"
+    return None
 
 
 METRICS = {
@@ -84,7 +105,7 @@ METRICS = {
         0,
         inf,
         "lpips 0.1 with its AlexNet head on ImageNet weights",
-        "backbone:missing_backbone",
+        missing_backbone,
     ),
     "label_accuracy": Metric(
         "disclosed:label_accuracy", True, WHOLE, 0, 1,

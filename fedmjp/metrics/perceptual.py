@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmjp.errors import WeightsMissingError
-from fedmjp.metrics.backbone import missing_backbone
+from fedmjp.metrics import missing_backbone
 from fedmjp.metrics.pictures import as_pair
 
 

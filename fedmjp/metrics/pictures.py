@@ -78,7 +78,7 @@ def psnr(reconstruction: Tensor, target: Tensor) -> Tensor:
     return -10 * mse(reconstruction, target).clamp_min(SMALLEST_MSE).log10()
 
 
-def ssim(reconstruction: Tensor, target: Tensor) -> Tensor:
+def ssim(reconstruction: Tensor, target: Tensor, *, padding: int = 0) -> Tensor:
     """Compute structural similarity as scikit-image does with the original paper's constants.
 
     Gaussian window 11x11, sigma 1.5, population covariance, data range 1, channels averaged, the border where the
@@ -87,6 +87,7 @@ def ssim(reconstruction: Tensor, target: Tensor) -> Tensor:
     Args:
         reconstruction: (batch, 3, height, width) in [0, 1].
         target: The same shape, the private pictures in the same order.
+        padding: Zeros on every side of both.
 
     Returns:
         (batch,) float64 in [-1, 1]; 1 is a perfect reconstruction.
@@ -101,7 +102,14 @@ def ssim(reconstruction: Tensor, target: Tensor) -> Tensor:
         >>> round(float(ssim(pictures / 2, pictures)), 4)
         0.6414
     """
-    return _mean_ssim(reconstruction, target, padding=0)
+    x, y = as_pair(reconstruction, target)
+    mean_x, mean_y = _blur(x, padding), _blur(y, padding)
+    variance_x = _blur(x * x, padding) - mean_x.square()
+    variance_y = _blur(y * y, padding) - mean_y.square()
+    covariance = _blur(x * y, padding) - mean_x * mean_y
+    luminance = (2 * mean_x * mean_y + C1) / (mean_x.square() + mean_y.square() + C1)
+    structure = (2 * covariance + C2) / (variance_x + variance_y + C2)
+    return (luminance * structure).mean(dim=(1, 2, 3))
 
 
 def ssim_mjp(reconstruction: Tensor, target: Tensor) -> Tensor:
@@ -125,7 +133,7 @@ def ssim_mjp(reconstruction: Tensor, target: Tensor) -> Tensor:
         >>> round(float(ssim_mjp(1 - pictures, pictures)), 4)
         -0.5215
     """
-    return _mean_ssim(reconstruction, target, padding=RADIUS)
+    return ssim(reconstruction, target, padding=RADIUS)
 
 
 def fft2d(reconstruction: Tensor, target: Tensor) -> Tensor:
@@ -159,26 +167,14 @@ def fft2d(reconstruction: Tensor, target: Tensor) -> Tensor:
     reconstruction, target = as_pair(reconstruction, target)
     u, v = (torch.fft.fft2(images).flatten(1) for images in (reconstruction, target))
     product, square_u, square_v = (u * v).sum(1), (u * u).sum(1), (v * v).sum(1)
-    vanishes = _vanishes(u, square_u) | _vanishes(v, square_v)
+    # Where a sum of squares is nothing but rounding of its terms.
+    vanishes, vanishes_v = (
+        square.abs() <= ROUNDING * spectrum.abs().square().sum(1) for spectrum, square in ((u, square_u), (v, square_v))
+    )
+    vanishes |= vanishes_v
     quotient = product / torch.where(vanishes, 1, (square_u * square_v).sqrt())
     identical = (reconstruction == target).flatten(1).all(1)
     return (1 - torch.where(vanishes, identical.to(quotient), quotient)).abs()
-
-
-def _vanishes(spectrum: Tensor, square: Tensor) -> Tensor:
-    """Tell whether the sum of squares is nothing but rounding of its terms."""
-    return square.abs() <= ROUNDING * spectrum.abs().square().sum(1)
-
-
-def _mean_ssim(reconstruction: Tensor, target: Tensor, padding: int) -> Tensor:
-    x, y = as_pair(reconstruction, target)
-    mean_x, mean_y = _blur(x, padding), _blur(y, padding)
-    variance_x = _blur(x * x, padding) - mean_x.square()
-    variance_y = _blur(y * y, padding) - mean_y.square()
-    covariance = _blur(x * y, padding) - mean_x * mean_y
-    luminance = (2 * mean_x * mean_y + C1) / (mean_x.square() + mean_y.square() + C1)
-    structure = (2 * covariance + C2) / (variance_x + variance_y + C2)
-    return (luminance * structure).mean(dim=(1, 2, 3))
 
 
 def _blur(images: Tensor, padding: int) -> Tensor:

@@ -9,10 +9,9 @@ from fedmjp.errors import RecordError
 from fedmjp.metrics import COLOUR, DISCLOSED, metric
 from fedmjp.metrics.gallery import Gallery
 from fedmjp.metrics.pictures import psnr
-from fedmjp.metrics.protocol import Protocol, represent
 from fedmjp.private import PrivateBatch
 from fedmjp.records import Disclosure, Features, Reconstruction
-from fedmjp.settings import Setting
+from fedmjp.settings import Protocol, Setting
 
 
 def score_disclosure(
@@ -58,7 +57,8 @@ def expand_disclosure(disclosed: Disclosure, pictures: int) -> Disclosure:
     if isinstance(disclosed, Reconstruction):
         if len(disclosed.images) > 1:
             return disclosed
-        return replace(disclosed, images=disclosed.images.expand(pictures, -1, -1, -1))
+        seen = None if disclosed.seen is None else disclosed.seen.expand(pictures, -1, -1)
+        return replace(disclosed, images=disclosed.images.expand(pictures, -1, -1, -1), seen=seen)
     if len(disclosed.labels) > 1:
         return disclosed
     features = None if disclosed.features is None else disclosed.features.expand(pictures, -1)
@@ -97,11 +97,44 @@ def score_pictures(
     reference = private.version(setting.compared_with)
     # By the version that was attacked, in every setting: a reconstruction belongs to one picture.
     matched = reconstruction.images[match(reconstruction.images, private.version(private.gradient_of))]
-    recovered, reference = represent(matched, protocol), represent(reference, protocol)
+    if protocol == "8bit":
+        matched, reference = to_levels(matched), to_levels(reference)
     values = dict[str, Tensor | None]()
     for name in metrics:
-        values[name] = None if metric(name).missing() else metric(name).function(recovered, reference)
+        values[name] = None if metric(name).missing() else metric(name).function(matched, reference)
     return _finite(values)
+
+
+def to_levels(images: Tensor) -> Tensor:
+    """Round images to the 256 levels of a PNG, as the paper's scripts saw them: the protocol "8bit".
+
+    Args:
+        images: (batch, 3, height, width) in [0, 1].
+
+    Example:
+        >>> import torch
+        >>> to_levels(torch.tensor([0.5]))
+        tensor([0.5020])
+    """
+    return (images * 255).round() / 255
+
+
+def score_seen(reconstruction: Reconstruction, private: PrivateBatch, setting: Setting) -> dict[str, Tensor | None]:
+    """Compute the PSNR over the pixels that the upload holds something of; empty where it does of all.
+
+    Args:
+        reconstruction: As many pictures as there are private ones.
+        private: The pictures behind the upload.
+        setting: Which version of the pictures is the reference.
+    """
+    if reconstruction.seen is None:
+        return {}
+    order = match(reconstruction.images, private.version(private.gradient_of))
+    seen = reconstruction.seen[order][:, None].expand(-1, 3, -1, -1)
+    reference = private.version(setting.compared_with)
+    matched = torch.where(seen, reconstruction.images[order], reference)
+    share = seen.flatten(1).double().mean(1)
+    return {"psnr_seen": psnr(matched, reference) + 10 * share.log10()}
 
 
 def score_features(

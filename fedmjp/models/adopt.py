@@ -15,7 +15,7 @@ from fedmjp.config import UpdateKind
 from fedmjp.errors import BadInputError, suggestion
 from fedmjp.models import names
 from fedmjp.models.entrance import channel_values, denormalised
-from fedmjp.models.probing import EntranceLayout, find_entrance
+from fedmjp.models.probing import EntranceLayout, before_embedding, find_entrance
 from fedmjp.records import Upload, require_weights, weights_digest
 
 _REQUIRED = (names.PATCH_WEIGHT, names.POSITION_EMBEDDING)
@@ -37,21 +37,17 @@ class Adopted:
     has_positions: ClassVar = True  # a module without a position embedding is not adopted
     defended: ClassVar = False  # nor has a user's module MJP's unknown embedding
 
-    image_size: int
+    pixels: tuple[int, int]  # height and width of its pictures
+    pixels_known: bool  # False where the module takes other arrangements of as many patches, and says none
     patch_size: int
     prefix_tokens: int
-    mean: Tensor  # (3, 1, 1), subtracted from pictures in [0, 1] before they enter the module
+    mean: Tensor  # (3, 1, 1), subtracted from pictures in [0, 1] before they are embedded
     std: Tensor  # (3, 1, 1), what they are divided by then
     roles: Mapping[str, Role]  # by the names of ``fedmjp.models.names``
     # What was found where, in the user's own names; None for what was not found and is not needed.
     parts: Mapping[str, str | None]
     weights: str  # digest of the module's weights
     pixel_order: tuple[int, ...]  # as of ``EntranceLayout``
-
-    @property
-    def grid(self) -> int:
-        """Count the patches per side."""
-        return self.image_size // self.patch_size
 
     def get_parameter(self, target: str) -> nn.Parameter:
         """Return a parameter by the name that it has in ``fedmjp.models.names``.
@@ -69,7 +65,7 @@ class Adopted:
         """Map images from the network's input space back to [0, 1]; values outside are clipped.
 
         Args:
-            images: (batch, 3, size, size), normalised.
+            images: (batch, 3, height, width), normalised.
         """
         return denormalised(images, self.mean, self.std)
 
@@ -106,25 +102,35 @@ class Adopted:
         return upload
 
 
-def adopt(module: nn.Module, *, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> Adopted:
+def adopt(
+    module: nn.Module,
+    *,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    pixels: tuple[int, int] | None = None,
+) -> Adopted:
     """Find by structure what closed forms read of a vision transformer: of timm, torchvision, transformers or your own.
 
     The module is not changed. A copy of it is run once on a random picture, to see that what was found is right.
 
     Args:
-        module: Takes normalised pictures (batch, 3, size, size).
+        module: Takes normalised pictures (batch, 3, height, width). It may normalise them itself, each channel by one
+            factor and summand.
         mean: What the client subtracts from the three channels of pictures in [0, 1]. May be left out for timm's
             models, which say it themselves.
         std: What the client divides them by then.
+        pixels: Height and width of its pictures. None takes what the module says. Where it says nothing and takes more
+            than one arrangement of as many patches, an attack looks how the recovered patches fit together.
 
     Raises:
         BadInputError: If patch or position embedding cannot be found, or mean and std are not known; it says what was
             looked for and what to do.
     """
     centre, scale = _statistics(module, mean, std)
-    entrance = find_entrance(module)
+    entrance = find_entrance(module, pixels)
     parameters, embedding = dict(module.named_parameters()), entrance.embedding
     device = parameters[entrance.positions.name].device
+    inside_mean, inside_std = before_embedding(entrance, centre, scale)
     in_module = {
         names.PATCH_WEIGHT: f"{embedding.name}.weight",
         names.PATCH_BIAS: f"{embedding.name}.bias",
@@ -139,11 +145,12 @@ def adopt(module: nn.Module, *, mean: Sequence[float] | None = None, std: Sequen
             shaped = _in_our_shape(parameter, name, entrance.pixel_order, embedding.patch_size)
             roles[name] = Role(own_name, nn.Parameter(shaped, requires_grad=False), parameter.shape)
     return Adopted(
-        image_size=embedding.patch_size * entrance.positions.grid,
+        pixels=entrance.pixels,
+        pixels_known=entrance.pixels_known,
         patch_size=embedding.patch_size,
-        prefix_tokens=entrance.positions.prefix_tokens,
-        mean=torch.tensor(centre, dtype=torch.float32, device=device).view(3, 1, 1),
-        std=torch.tensor(scale, dtype=torch.float32, device=device).view(3, 1, 1),
+        prefix_tokens=entrance.prefix_tokens,
+        mean=inside_mean.to(device),
+        std=inside_std.to(device),
         roles=roles,
         parts=_parts(module, entrance),
         weights=weights_digest(module.state_dict()),

@@ -25,7 +25,6 @@ __all__ = [
     "build",
     "build_vit",
     "parameter_count",
-    "upload_bytes",
     "with_weights",
 ]
 
@@ -84,15 +83,6 @@ def parameter_count(config: ModelConfig) -> int:
         config: Name, sizes and seed or checkpoint of the model.
     """
     return sum(parameter.numel() for parameter in _on_meta(config).parameters())
-
-
-def upload_bytes(config: ModelConfig) -> int:
-    """Compute the size of a whole update of the model, all its parameters in float32.
-
-    Args:
-        config: Name, sizes and seed or checkpoint of the model.
-    """
-    return torch.float32.itemsize * parameter_count(config)
 
 
 @lru_cache(maxsize=64)

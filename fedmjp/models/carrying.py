@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedmjp.errors import BadInputError
 from fedmjp.models.classifier import VitClassifier
-from fedmjp.models.probing import EntranceLayout, find_entrance, tensors_of
+from fedmjp.models.probing import EntranceLayout, before_embedding, find_entrance, tensors_of
 
 SAME = 1e-3  # relative difference of outputs; rounding leaves 1e-5
 Sources = dict[str, tuple[str, ...]]  # of each parameter of timm's, those of the module that make it, one below another
@@ -64,6 +64,10 @@ def carry(module: nn.Module, *, mean: Sequence[float], std: Sequence[float]) -> 
         BadInputError: If it is no vision transformer of the common kind, with the first difference.
     """
     entrance = find_entrance(module)
+    if entrance.pixels[0] != entrance.pixels[1]:
+        sides = " x ".join(map(str, entrance.pixels))
+        raise BadInputError(f"its pictures are {sides}: the network behind the tokens is read for squares only")
+    inside_mean, inside_std = before_embedding(entrance, mean, std)
     parameters = dict(module.named_parameters())
     blocks = _blocks(module)
     sources: Sources = {"patch_embed.proj.weight": (f"{entrance.embedding.name}.weight",)}
@@ -76,7 +80,7 @@ def carry(module: nn.Module, *, mean: Sequence[float], std: Sequence[float]) -> 
         sources |= {f"blocks.{place}.{name}": parts for name, parts in _block_sources(prefix, block).items()}
     sources |= _end_sources(module, blocks, entrance)
     for backbone in _candidates(module, blocks, entrance, sources):
-        backbone.pretrained_cfg = {"mean": tuple(mean), "std": tuple(std)}
+        backbone.pretrained_cfg = {"mean": inside_mean.flatten().tolist(), "std": inside_std.flatten().tolist()}
         classifier = VitClassifier(backbone, defended=False)
         whole = {f"backbone.{name}": parts for name, parts in sources.items()}
         carried = Carried(classifier, whole, entrance.pixel_order)
@@ -84,7 +88,7 @@ def carry(module: nn.Module, *, mean: Sequence[float], std: Sequence[float]) -> 
         if state.keys() != dict(classifier.named_parameters()).keys():
             continue
         classifier.load_state_dict(state)
-        if _agree(module, classifier):
+        if _agree(module, classifier, (torch.tensor(mean).view(3, 1, 1), torch.tensor(std).view(3, 1, 1))):
             return carried
     raise BadInputError(
         f"a {type(module).__name__} computes something else than timm's VisionTransformer of the same sizes: "
@@ -166,10 +170,10 @@ def _candidates(
     heads = list(dict.fromkeys([*stated, dim // 64, *range(1, 17)]))
     token = entrance.class_token is not None
     for pool, count in product(["token", "avg"] if token else ["avg"], heads):
-        if not count or dim % count or (pool == "avg" and token and entrance.positions.prefix_tokens > 1):
+        if not count or dim % count or (pool == "avg" and token and entrance.prefix_tokens > 1):
             continue
         yield timm.models.vision_transformer.VisionTransformer(
-            img_size=entrance.embedding.patch_size * entrance.positions.grid,
+            img_size=entrance.pixels[0],
             patch_size=entrance.embedding.patch_size,
             num_classes=parameters[sources["head.weight"][0]].shape[0],
             global_pool=cast(Any, pool),
@@ -184,17 +188,17 @@ def _candidates(
         )
 
 
-def _agree(module: nn.Module, classifier: VitClassifier) -> bool:
-    """Tell whether both networks give the same on a random picture."""
+def _agree(module: nn.Module, classifier: VitClassifier, normalisation: tuple[Tensor, Tensor]) -> bool:
+    """Tell whether both networks give the same on a random picture, which the module takes normalised."""
     generator = torch.Generator().manual_seed(0)
-    size = classifier.image_size
-    picture = torch.rand(1, 3, size, size, generator=generator)
+    mean, std = normalisation
+    picture = torch.rand(1, 3, *classifier.pixels, generator=generator)
     was = module.training
     module.eval()
     classifier.eval()
     try:
         with torch.no_grad():
-            logits = next(iter(tensors_of(module((picture - classifier.mean) / classifier.std))))
+            logits = next(iter(tensors_of(module((picture - mean) / std))))
             carried_logits = classifier(picture)
     finally:
         module.train(was)

@@ -43,25 +43,14 @@ class Classifier(nn.Module):
         self.unknown_embedding: nn.Parameter | None = None
         self.localisation: LocalisationRegressor | None = None
         self.image_size, self.patch_size = image_size, patch_size
+        self.pixels = (image_size, image_size)  # height and width of its pictures, which are squares
+        self.grid = image_size // patch_size  # patches per side, as a jigsaw moves them
+        self.defended = False  # whether the model has MJP's unknown position embedding
+        self.has_positions = False  # whether it has an absolute position embedding: updates then hold its gradient
         pretrained: Any = backbone.pretrained_cfg
         for name in ("mean", "std"):
             values = torch.tensor(pretrained[name], dtype=torch.float32)
             self.register_buffer(name, values.view(3, 1, 1), persistent=False)
-
-    @property
-    def defended(self) -> bool:
-        """Tell whether the model has MJP's unknown position embedding."""
-        return self.unknown_embedding is not None
-
-    @property
-    def has_positions(self) -> bool:
-        """Tell whether the model has an absolute position embedding, so that updates hold its gradient."""
-        return False
-
-    @property
-    def grid(self) -> int:
-        """Count the patches per side, as a jigsaw moves them."""
-        return self.image_size // self.patch_size
 
     def no_weight_decay(self) -> set[str]:
         """Name the parameters that timm's recipes do not decay, besides biases and vectors."""
@@ -178,20 +167,14 @@ class PositionedClassifier(Classifier):
     def __init__(self, backbone: nn.Module, *, defended: bool, index_embedding: bool = False) -> None:
         embed: Any = backbone.patch_embed
         super().__init__(backbone, image_size=int(embed.img_size[0]), patch_size=int(embed.patch_size[0]))
+        positions = attrgetter(self.positions_name)(backbone)
+        self.defended, self.has_positions = defended, positions is not None
+        # The tokens before the patches (the class token) that have a row in the position embedding.
+        self.prefix_tokens = int(getattr(backbone, "num_prefix_tokens", 0))
         # Always drawn, so that what is drawn after it does not depend on the defence.
         unknown = nn.init.trunc_normal_(torch.empty(self.backbone.embed_dim), std=0.02)
         self.unknown_embedding = nn.Parameter(unknown) if defended else None
-        self.index_embedding = nn.Parameter(torch.zeros_like(self._positions)) if index_embedding else None
-
-    @property
-    @override
-    def has_positions(self) -> bool:
-        return self._positions is not None
-
-    @property
-    def prefix_tokens(self) -> int:
-        """Count the tokens before the patches (the class token) that have a row in the position embedding."""
-        return int(getattr(self.backbone, "num_prefix_tokens", 0))
+        self.index_embedding = nn.Parameter(torch.zeros_like(positions)) if index_embedding else None
 
     @property
     def _positions(self) -> Any:

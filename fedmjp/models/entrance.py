@@ -15,14 +15,13 @@ class Entrance(Protocol):
     ``VitClassifier`` has it, and so has a user's own module once ``fedmjp.models.adopt`` took it in.
     """
 
-    image_size: int
     patch_size: int
     mean: Tensor
     std: Tensor
 
     @property
-    def grid(self) -> int:
-        """Count the patches per side."""
+    def pixels(self) -> tuple[int, int]:
+        """Return height and width of its pictures."""
 
     @property
     def prefix_tokens(self) -> int:
@@ -50,8 +49,18 @@ class Entrance(Protocol):
         """Map images from the network's input space back to [0, 1]; values outside are clipped.
 
         Args:
-            images: (batch, 3, size, size), normalised.
+            images: (batch, 3, height, width), normalised.
         """
+
+
+def count_patches(model: Entrance) -> int:
+    """Count the patches of a picture.
+
+    Args:
+        model: States the sizes.
+    """
+    height, width = model.pixels
+    return (height // model.patch_size) * (width // model.patch_size)
 
 
 def channel_values(mean: Sequence[float], std: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -74,7 +83,7 @@ def denormalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Map images from a network's input space back to [0, 1]; values outside are clipped.
 
     Args:
-        images: (batch, 3, size, size), normalised.
+        images: (batch, 3, height, width), normalised.
         mean: (3, 1, 1) or alike.
         std: The same shape.
     """

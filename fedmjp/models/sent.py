@@ -61,6 +61,11 @@ class SentWeights:
         return self.image_size > 0 and names.POSITION_EMBEDDING in self.parameters
 
     @property
+    def pixels(self) -> tuple[int, int]:
+        """Return height and width of its pictures, which are taken for squares."""
+        return self.image_size, self.image_size
+
+    @property
     def grid(self) -> int:
         """Count the patches per side."""
         return self.image_size // self.patch_size if self.patch_size else 0

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedmjp.data.labelled import LabelledDataset
+from fedmjp.data.datasets import LabelledDataset
 from fedmjp.data.loading import Batch, evaluation_batches
 from fedmjp.errors import DataError
 from fedmjp.learning import Recipe

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedmjp.data.datasets import open_dataset
-from fedmjp.data.labelled import LabelledDataset
+from fedmjp.data.datasets import LabelledDataset, open_dataset
 from fedmjp.data.loading import steps_per_epoch, training_epochs
 from fedmjp.defences.base import Spent
 from fedmjp.defences.pipeline import Pipeline

@@ -20,7 +20,6 @@ from fedmjp.defences.pipeline import Pipeline
 from fedmjp.errors import TrainingError
 from fedmjp.learning import Learning, Puzzle, Recipe
 from fedmjp.models.classifier import Classifier
-from fedmjp.models.roles import roles_of
 from fedmjp.randomness import Randomness
 from fedmjp.seeds import derive, scoped_randomness
 from fedmjp.tensors import to_device
@@ -109,7 +108,7 @@ class Trainer:
         self.model, self.puzzle, self.recipe, self._pipeline = model, learning.puzzle, learning.recipe, pipeline
         from timm.optim import create_optimizer_v2  # noqa: PLC0415 (seconds, for what does not train)
 
-        recipe, frozen = learning.recipe, pipeline.withheld(roles_of(model))
+        recipe, frozen = learning.recipe, pipeline.withheld(model)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name not in frozen)
         self._schedule, self._seed, self._purpose, self._noise = schedule, seed, purpose, noise

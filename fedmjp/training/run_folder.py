@@ -7,7 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedmjp.config import Checkpoint, Config, ModelConfig
+from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.errors import BadInputError, CheckpointError, ConfigError, DataError, OutputError
 from fedmjp.files import read_file
 from fedmjp.wire import EVENTS
@@ -126,20 +126,3 @@ class TrainingFolder:
         except (OSError, ValueError, RecursionError) as error:
             raise BadInputError(f"{self.root} holds no training run: {error}") from None
         return about
-
-
-def published(config: Config) -> dict[str, Any]:
-    """Dump a configuration for a manifest.
-
-    Args:
-        config: Files and folders of this machine are shown by their names alone.
-    """
-    return dict(_named(config.model_dump(mode="json")))
-
-
-def _named(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _named(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_named(entry) for entry in value]
-    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value

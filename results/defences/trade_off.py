@@ -28,7 +28,7 @@ from matplotlib.lines import Line2D
 
 from fedmjp.benchmarks.folder.study import TRIALS, read_plan
 from fedmjp.benchmarks.leaderboard.statistics import RESAMPLES, share
-from fedmjp.benchmarks.plan.cells import Cell
+from fedmjp.benchmarks.plan.trial_plan import Cell
 from fedmjp.benchmarks.report.drawing import CEILING, COLOURS, DOTTED, MARKERS, STYLE, UNDEFENDED_COLOUR
 from fedmjp.defences.pipeline import NONE
 from fedmjp.errors import BadInputError

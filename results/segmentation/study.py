@@ -53,7 +53,6 @@ from fedmjp.overrides import apply_settings
 from fedmjp.running import run
 from fedmjp.seeds import derive, numpy_generator, scoped_randomness
 from fedmjp.training.run_folder import LARGEST as LARGEST_MANIFEST
-from fedmjp.training.run_folder import published
 from fedmjp.training.state import load_state, save_state, save_weights
 
 STAGES = 4  # of a Swin transformer, as UperNet reads them
@@ -782,7 +781,7 @@ def train_command(
             console,
             "The backbone's weights are drawn: figures like the paper's need ones trained on ImageNet (--weights).",
         )
-    write_manifest(folder.manifest, KIND, config=published(config), pictures=len(scenes))
+    write_manifest(folder.manifest, KIND, config=config.published(), pictures=len(scenes))
     with LiveBars(console, transient=True) as bars:
         task = bars.add_task("Iterations", total=config.recipe.iterations)
         train(

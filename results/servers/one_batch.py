@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import SubplotSpec
 from torch import Tensor
 
-from fedmjp.data.bundled import CROPS, Crop
+from fedmjp.data.datasets import CROPS, Crop
 from fedmjp.data.pictures import LabelledPicture, to_image
 from fedmjp.drawings import save_photographs
 from fedmjp.facade import attack

@@ -101,7 +101,7 @@ class ClassFishing(Modification):
 
         label = self._wanted(cast("tuple[int, ...]", learnt or ()))
         if label is None:
-            return [{}] * threat.clients  # nobody answered the probe
+            return [{}] * threat.pipeline.clients  # nobody answered the probe
         head, bias = (torch.zeros_like(model.get_parameter(name)) for name in (names.HEAD_WEIGHT, names.HEAD_BIAS))
         generator = torch_generator(0, self.name)
         row = (torch.randn(head.shape[1], generator=generator) / math.sqrt(head.shape[1])).to(head)
@@ -115,7 +115,7 @@ class ClassFishing(Modification):
         elif threat.update == "delta":
             row *= LOUD / threat.local_learning_rate
         head[label] = row
-        return [{**body, names.HEAD_WEIGHT: head.detach(), names.HEAD_BIAS: bias.detach()}] * threat.clients
+        return [{**body, names.HEAD_WEIGHT: head.detach(), names.HEAD_BIAS: bias.detach()}] * threat.pipeline.clients
 
     def _wanted(self, labels: Sequence[int]) -> int | None:
         """Choose the class to fish for; None if nothing is known of the labels."""

@@ -102,11 +102,11 @@ class FeatureFishing(ClassFishing):
         sums = cast(Sums | None, learnt)
         label = None if sums is None else self._wanted([k for k, n in enumerate(sums.counts) for _ in range(n)])
         if sums is None or label is None:
-            return [{}] * threat.clients  # nobody answered the probe, or no class is there to fish for
+            return [{}] * threat.pipeline.clients  # nobody answered the probe, or no class is there to fish for
         direction, threshold = self._direction(sums, label)
         head, bias = (torch.zeros_like(model.get_parameter(name).detach()) for name in NEEDED[2:])
         head[label], bias[label] = STEEP * direction, -STEEP * threshold
-        return [{names.HEAD_WEIGHT: head, names.HEAD_BIAS: bias}] * threat.clients
+        return [{names.HEAD_WEIGHT: head, names.HEAD_BIAS: bias}] * threat.pipeline.clients
 
     def _direction(self, sums: Sums, label: int) -> tuple[Tensor, float]:
         """Find a unit vector (dim,) along which other classes are far below one class, and that one's mean there."""

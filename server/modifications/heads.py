@@ -28,7 +28,7 @@ def head_refusal(server: str, model: VitClassifier, threat: ThreatModel) -> str 
     for defence in threat.pipeline.defences:
         if defence.withheld(roles_of(model)) & set(NEEDED):
             return f"{server}: changes the head, which {defence.name} keeps at the client"
-    if threat.local_optimiser == "adamw" and threat.clients > 1:
+    if threat.local_optimiser == "adamw" and threat.pipeline.clients > 1:
         return f"{server}: steps of AdamW that are summed do not come apart: every client's would have to be read alone"
     return None
 

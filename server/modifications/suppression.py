@@ -46,15 +46,17 @@ class Suppression(Modification):
         import torch
 
         dead = {name: torch.zeros_like(model.get_parameter(name).detach()) for name in DEAD}
-        return [{}, *[dead] * (threat.clients - 1)]
+        return [{}, *[dead] * (threat.pipeline.clients - 1)]
 
     @override
     def view(self, threat: ThreatModel) -> ThreatModel:
-        return without_sum(threat).model_copy(update={"labels_known": threat.labels_known and threat.clients == 1})
+        return without_sum(threat).model_copy(
+            update={"labels_known": threat.labels_known and threat.pipeline.clients == 1}
+        )
 
     @override
     def isolate(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> Upload:
-        if threat.clients == 1:
+        if threat.pipeline.clients == 1:
             return upload
         mixed = self.mixed(model)
         return replace(
@@ -71,4 +73,4 @@ class Suppression(Modification):
 
     @override
     def wanted(self, labels: Sequence[int], threat: ThreatModel) -> list[int]:
-        return list(range(len(labels) // threat.clients))
+        return list(range(len(labels) // threat.pipeline.clients))

@@ -103,7 +103,7 @@ class TokenImprintServer(Modification):
         classes = torch.arange(len(changed[names.HEAD_BIAS]))
         values = 4 ** (classes / len(classes)) * (1 - 2 * (classes % 2))
         changed[names.HEAD_WEIGHT] += values[:, None] * passed
-        return [{name: value.to(model.mean.device) for name, value in changed.items()}] * threat.clients
+        return [{name: value.to(model.mean.device) for name, value in changed.items()}] * threat.pipeline.clients
 
     def _print(self, changed: dict[str, Tensor], model: VitClassifier, measure: Tensor, marks: Tensor) -> None:
         """Give all blocks but the last their thresholds."""

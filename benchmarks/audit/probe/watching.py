@@ -243,7 +243,9 @@ class MessageWatch:
         """Keep the network as the client found it, before its first step, if nobody kept it before."""
         if self._model_file.exists():
             return
-        bare = copy.deepcopy(_matching(module, self._message))
+        part = _matching(module, self._message)
+        # A part that is most of the module is a network in a wrapper; a small one is the trained part of a network.
+        bare = copy.deepcopy(part if 2 * _count_values(part) > _count_values(module) else module)
         for part in bare.modules():
             for name, value in vars(part).items():
                 if name.endswith("_hooks") and isinstance(value, dict):
@@ -477,6 +479,10 @@ def _named(content: Any, state: dict[str, Tensor], parameters: dict[str, Any]) -
         if all(name in state for name in names) and shapes == [tuple(state[name].shape) for name in names]:
             return dict(zip(names, floating.values(), strict=True))
     return {}
+
+
+def _count_values(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _matching(module: nn.Module, message: Message) -> nn.Module:
