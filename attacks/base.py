@@ -313,8 +313,8 @@ class Attack(ABC, Generic[Model, Made]):
             diagnostics = {name: float(value) for name, value in getattr(result, "diagnostics", {}).items()}
             if isinstance(result, Reconstruction) and self.reveals == "pictures":
                 shape, expected = result.images.shape, (upload.num_examples, 3, *model.pixels)
-                seen = None if result.seen is None else result.seen.cpu()
-                checked.append(Reconstruction(result.images.cpu(), diagnostics, seen))
+                visible = None if result.visible is None else result.visible.cpu()
+                checked.append(Reconstruction(result.images.cpu(), diagnostics, visible))
             elif isinstance(result, Features) and self.reveals != "pictures":
                 shape, expected = result.labels.shape, (upload.num_examples,)
                 features = None if result.features is None else result.features.cpu()

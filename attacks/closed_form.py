@@ -85,8 +85,8 @@ class ClosedForm(Attack[Model]):
             for index, (patches, diagnostics) in zip(group, solved, strict=True):
                 count, system = uploads[index].num_examples, systems[index]
                 images = picture(patches, model).expand(count, -1, -1, -1).contiguous()
-                seen = None if model.defended else _seen_pixels(system.tokens, model, count)
-                reconstructions[index] = Reconstruction(images, {**system.diagnostics, **diagnostics}, seen)
+                visible = None if model.defended else _visible_pixels(system.tokens, model, count)
+                reconstructions[index] = Reconstruction(images, {**system.diagnostics, **diagnostics}, visible)
         return [reconstructions[index] for index in range(len(uploads))]
 
     def _seen(self, upload: Upload, model: Model, threat: ThreatModel) -> TokenGradients:
@@ -123,7 +123,7 @@ class Oracle(ClosedForm[Model]):
         return oracle_token_gradients(upload, model, threat)
 
 
-def _seen_pixels(tokens: TokenGradients, model: Entrance, count: int) -> Tensor | None:
+def _visible_pixels(tokens: TokenGradients, model: Entrance, count: int) -> Tensor | None:
     """Mark the pixels of patches that the upload has a gradient of; None if it has one of each."""
     if not tokens.mask.any():
         return None

@@ -96,11 +96,11 @@ def recover(
         side = patch_size * math.isqrt(len(patches))
         pixels = likely_pixels(patches, tokens.mask, patch_size, (side, side))
     entered = from_patches(patches[None], pixels, patch_size)
-    known, rough = patches[~tokens.mask], _unexplained(tokens, right)[0] > PRECISE
+    visible, rough = patches[~tokens.mask], _unexplained(tokens, right)[0] > PRECISE
     normalisation = (
-        _stretched(known, *channel_values((0,) * 3, (1,) * 3))
+        _stretched(visible, *channel_values((0,) * 3, (1,) * 3))
         if stated is None
-        else likely_range(known, *stated, rough=rough)
+        else likely_range(visible, *stated, rough=rough)
     )
     return denormalised(entered, *(torch.tensor(values).view(3, 1, 1) for values in normalisation))[0].float()
 

@@ -10,7 +10,7 @@ from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import open_source
 from fedmjp.errors import BadInputError
 from fedmjp.metrics.gallery import Gallery
-from fedmjp.metrics.scoring import score_features, score_pictures, score_seen
+from fedmjp.metrics.scoring import score_features, score_pictures, score_visible
 from fedmjp.models.adopt import Adopted
 from fedmjp.models.build import build_vit
 from fedmjp.models.classifier import VitClassifier
@@ -111,7 +111,7 @@ def score(
 
     Returns:
         Name to a value per private picture, in their order. Where the upload holds nothing of some patches, as of
-        dropped tokens, ``psnr_seen`` is the PSNR of the others.
+        dropped tokens, ``psnr_visible`` is the PSNR of the others.
 
     Raises:
         BadInputError: If there is no such setting, or features come without the model.
@@ -128,5 +128,5 @@ def score(
         values = score_features(result, private, compared, features)
     else:
         values = score_pictures(result, private, compared, metrics=metrics, protocol="float")
-        values |= score_seen(result, private, compared)
+        values |= score_visible(result, private, compared)
     return {name: value for name, value in values.items() if value is not None}

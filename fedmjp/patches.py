@@ -60,5 +60,5 @@ def seams_of(patches: Tensor, columns: int) -> float:
     """
     rows = patches.reshape(-1, columns, *patches.shape[1:])
     below, beside = rows[1:, ..., 0, :] - rows[:-1, ..., -1, :], rows[:, 1:, ..., 0] - rows[:, :-1, ..., -1]
-    known = (~below.isnan()).sum() + (~beside.isnan()).sum()
-    return float((below.square().nansum() + beside.square().nansum()) / known)
+    count = (~below.isnan()).sum() + (~beside.isnan()).sum()
+    return float((below.square().nansum() + beside.square().nansum()) / count)

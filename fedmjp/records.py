@@ -189,7 +189,7 @@ class Reconstruction:
     # computed with private data.
     diagnostics: Mapping[str, float] = field(default_factory=dict)
     # (batch, height, width) bool, False where the upload holds nothing of a pixel, as of dropped tokens; None: nowhere.
-    seen: Tensor | None = None
+    visible: Tensor | None = None
 
     def __post_init__(self) -> None:
         require_images("reconstruction", self.images)
@@ -201,8 +201,8 @@ class Reconstruction:
             path: Of the file.
         """
         fields = {"record": "Reconstruction", "diagnostics": dict(self.diagnostics)}
-        seen = {} if self.seen is None else {"seen": self.seen}
-        save_tensors(path, {"images": self.images, **seen}, fields)
+        visible = {} if self.visible is None else {"visible": self.visible}
+        save_tensors(path, {"images": self.images, **visible}, fields)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -215,7 +215,7 @@ class Reconstruction:
             RecordError: If it is not a reconstruction.
         """
         tensors, fields = load_record(cls, path)
-        return cls(images=tensors["images"], diagnostics=fields["diagnostics"], seen=tensors.get("seen"))
+        return cls(images=tensors["images"], diagnostics=fields["diagnostics"], visible=tensors.get("visible"))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import torchvision
 from skimage.metrics import peak_signal_noise_ratio
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torchvision.transforms import v2 as transforms
 
 import fedmjp
@@ -356,8 +357,8 @@ def test_mean_and_std_must_be_known(given: dict[str, Any], message: str) -> None
         (lambda own: own.pop("encoder.pos_embedding"), "has no tensor 'encoder.pos_embedding'"),
         (lambda own: own.update({"conv_proj.weight": None}), "has no tensor 'conv_proj.weight'"),
         (
-            lambda own: own.update({"module.conv_proj.weight": own.pop("conv_proj.weight")}),
-            "did you mean 'module.conv_proj.weight'",
+            lambda own: own.update({"vit.conv_proj.weight": own.pop("conv_proj.weight")}),
+            "did you mean 'vit.conv_proj.weight'",
         ),
         (
             lambda own: own.update({"encoder.pos_embedding": own["encoder.pos_embedding"][:, 1:]}),
@@ -381,6 +382,19 @@ def test_an_upload_that_does_not_fit_is_refused_by_the_users_own_names(
     spoil(own)
     with pytest.raises(BadInputError, match=message):
         adopt(module, mean=MEAN, std=STD).upload(own)
+
+
+@pytest.mark.parametrize(
+    "wrap", [nn.DataParallel, AveragedModel, lambda module: torch.compile(module, backend="eager")]
+)
+def test_what_torchs_wrappers_add_to_names_makes_no_difference(
+    wrap: Callable[[nn.Module], nn.Module], clean: Tensor
+) -> None:
+    wrapped = wrap(made(of_torchvision)).eval()
+    bare, own = made(of_torchvision).eval(), gradients(wrapped, clean)
+    for module, tensors in ((bare, own), (wrapped, gradients(bare, clean)), (wrapped, own)):
+        adopted = adopt(module, mean=MEAN, std=STD)
+        assert psnr(clean, attacked("patch_embedding", adopted.upload(tensors), adopted)) > 40
 
 
 def test_two_tensors_are_enough(clean: Tensor) -> None:
@@ -510,13 +524,13 @@ def test_dropped_patches_are_said_and_the_others_scored_by_themselves(clean: Ten
     adopted = adopt(module, mean=MEAN, std=STD)
     with pytest.warns(UserWarning, match="16 of 64 patches have no gradient, as of dropped tokens: nothing shows them"):
         result = fedmjp.attack("patch_embedding", adopted.upload(own), adopted)
-    assert result.seen is not None
-    assert int(result.seen.sum()) == 48 * 64
+    assert result.visible is not None
+    assert int(result.visible.sum()) == 48 * 64
     nothing = torch.zeros(1, 1, dtype=torch.int64)
     private = PrivateBatch(clean, clean, nothing.bool(), nothing, nothing[0], ("cat",), Picture.CLEAN)
     scores = fedmjp.score(result, private, metrics=("psnr",))
     assert scores["psnr"] < 30
-    assert scores["psnr_seen"] > 60
-    where = result.seen[0].expand(3, -1, -1)
+    assert scores["psnr_visible"] > 60
+    where = result.visible[0].expand(3, -1, -1)
     expected = peak_signal_noise_ratio(clean[0][where].numpy(), result.images[0][where].numpy(), data_range=1.0)
-    assert float(scores["psnr_seen"]) == pytest.approx(expected, abs=1e-3)
+    assert float(scores["psnr_visible"]) == pytest.approx(expected, abs=1e-3)

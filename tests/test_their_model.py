@@ -292,7 +292,7 @@ def test_the_command_says_what_an_upload_shows_of_size_and_patches(
         assert "16 of 64 patches have no gradient, as of dropped tokens: nothing shows them" in printed
         assert ("the patches fit together as 32 x 128 pixels" in printed) is (not private)
     assert "dB where patches have a gradient)" in printed
-    assert json.loads(Path("out/attack.json").read_text())["scores"]["psnr_seen"] > 50
+    assert json.loads(Path("out/attack.json").read_text())["scores"]["psnr_visible"] > 50
 
 
 def test_a_network_that_shows_too_little_of_its_tokens_is_refused_too(
@@ -313,7 +313,7 @@ def without(name: str) -> Callable[[dict[str, Tensor]], object]:
     ("spoil", "message"),
     [
         (without("places"), "has no tensor 'places' (1, 65, 96), which closed forms need"),
-        (lambda own: own.update({"module.places": own.pop("places")}), "own names; did you mean 'module.places'?"),
+        (lambda own: own.update({"my.places": own.pop("places")}), "own names; did you mean 'my.places'?"),
         (
             lambda own: own.update({"cut.weight": own["cut.weight"][:, :, :4].contiguous()}),
             "has shape (96, 3, 4, 8), the module's",

@@ -21,26 +21,29 @@ RANGES = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0), (-128.0, 128.0))
 SLACK = 0.1
 
 
-def read_recipe(records: Records) -> dict[str, Any]:
-    """Read what clients did between a message and its answer, as the first round shows it; rates of all rounds.
+def read_recipe(records: Records, message: str | None = None) -> dict[str, Any]:
+    """Read what a client did between a message and its answer; beside it the rates of all rounds.
 
     Args:
         records: Folders of the watched run.
+        message: Identifier of the training message; None for the first.
     """
     watched = lines(records.evaluator / "seen.jsonl")
     trained = [line for line in watched if line["forwards"] and line["repeat"] is None]
     if not trained:
         return {"trains": False, "why": "no hook saw a network being trained with torch"}
-    first = trained[0]
+    first = next((line for line in trained if line["id"] == message), trained[0])
     groups = _parameter_groups(first)
     rules = [rule for group in groups for _, rule in group["steps"]]
-    rates = sorted({rule["lr"] for line in trained for group in _parameter_groups(line) for _, rule in group["steps"]})
+    rates = sorted(
+        {rule.get("lr", 0.0) for line in trained for group in _parameter_groups(line) for _, rule in group["steps"]}
+    )
     sizes = [size for size in first["sizes"] if size]
     return {
         "trains": True,
         "model": first["model"],
         "optimiser": " and ".join(dict.fromkeys(group["optimiser"] for group in groups)) or "none",
-        "learning_rate": rates[0] if rates else None,
+        "learning_rate": min((rule.get("lr", 0.0) for rule in rules), default=None),
         "learning_rates": rates,
         "momentum": max((rule.get("momentum", 0.0) for rule in rules), default=0.0),
         "weight_decay": max((rule.get("weight_decay", 0.0) for rule in rules), default=0.0),
@@ -56,6 +59,7 @@ def read_recipe(records: Records) -> dict[str, Any]:
         "normalisation": normalisation(first["normalisations"]),
         "range": _range_of_pictures(trained),
         "second_order": first["second_order"],
+        "sends_neither": first["change"] == 0,
         "opacus": _private_optimisers(trained),
         "seconds": first["seconds"],
     }
@@ -198,7 +202,7 @@ def as_one_group(
     reference = _reference(recipe)
     share_of_reference, is_adam = sum(_unrolled(reference).shares), _reads_adam(recipe)
     first_rule = reference["steps"][0][1]
-    decay = first_rule["lr"] * first_rule.get("weight_decay", 0.0) if recipe["optimiser"] == ADAMW else 0.0
+    decay = first_rule.get("lr", 0.0) * first_rule.get("weight_decay", 0.0) if recipe["optimiser"] == ADAMW else 0.0
     expressed = dict(update)
     for group in recipe["groups"]:
         if is_adam and group["steps"] == reference["steps"]:
@@ -220,7 +224,7 @@ def _reference(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
 def _unrolled(group: Mapping[str, Any]) -> UnrolledSgd:
     rules = [
         SgdRule(
-            rule["lr"],
+            rule.get("lr", 0.0),
             rule.get("momentum", 0.0),
             rule.get("dampening", 0.0),
             bool(rule.get("nesterov")),

@@ -90,8 +90,12 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
         tell(console, f"{path} states no digest of weights; they are taken to be the module's.")
     tell(console, *notes, style="bold red")
     if scores:
-        seen = f" ({scores['psnr_seen']:.1f} dB where patches have a gradient)" if "psnr_seen" in scores else ""
-        tell(console, f"Against {options['private']}: PSNR {scores['psnr']:.1f} dB{seen}, SSIM {scores['ssim']:.3f}.")
+        visible = (
+            f" ({scores['psnr_visible']:.1f} dB where patches have a gradient)" if "psnr_visible" in scores else ""
+        )
+        tell(
+            console, f"Against {options['private']}: PSNR {scores['psnr']:.1f} dB{visible}, SSIM {scores['ssim']:.3f}."
+        )
     tell(console, f"Written to {folder}: {', '.join([*pictures, REPORT])}.")
 
 

@@ -57,8 +57,8 @@ def expand_disclosure(disclosed: Disclosure, pictures: int) -> Disclosure:
     if isinstance(disclosed, Reconstruction):
         if len(disclosed.images) > 1:
             return disclosed
-        seen = None if disclosed.seen is None else disclosed.seen.expand(pictures, -1, -1)
-        return replace(disclosed, images=disclosed.images.expand(pictures, -1, -1, -1), seen=seen)
+        visible = None if disclosed.visible is None else disclosed.visible.expand(pictures, -1, -1)
+        return replace(disclosed, images=disclosed.images.expand(pictures, -1, -1, -1), visible=visible)
     if len(disclosed.labels) > 1:
         return disclosed
     features = None if disclosed.features is None else disclosed.features.expand(pictures, -1)
@@ -119,7 +119,7 @@ def to_levels(images: Tensor) -> Tensor:
     return (images * 255).round() / 255
 
 
-def score_seen(reconstruction: Reconstruction, private: PrivateBatch, setting: Setting) -> dict[str, Tensor | None]:
+def score_visible(reconstruction: Reconstruction, private: PrivateBatch, setting: Setting) -> dict[str, Tensor | None]:
     """Compute the PSNR over the pixels that the upload holds something of; empty where it does of all.
 
     Args:
@@ -127,14 +127,14 @@ def score_seen(reconstruction: Reconstruction, private: PrivateBatch, setting: S
         private: The pictures behind the upload.
         setting: Which version of the pictures is the reference.
     """
-    if reconstruction.seen is None:
+    if reconstruction.visible is None:
         return {}
     order = match(reconstruction.images, private.version(private.gradient_of))
-    seen = reconstruction.seen[order][:, None].expand(-1, 3, -1, -1)
+    visible = reconstruction.visible[order][:, None].expand(-1, 3, -1, -1)
     reference = private.version(setting.compared_with)
-    matched = torch.where(seen, reconstruction.images[order], reference)
-    share = seen.flatten(1).double().mean(1)
-    return {"psnr_seen": psnr(matched, reference) + 10 * share.log10()}
+    matched = torch.where(visible, reconstruction.images[order], reference)
+    share = visible.flatten(1).double().mean(1)
+    return {"psnr_visible": psnr(matched, reference) + 10 * share.log10()}
 
 
 def score_features(

@@ -15,6 +15,7 @@ from fedmjp.config import UpdateKind
 from fedmjp.errors import BadInputError, suggestion
 from fedmjp.models import names
 from fedmjp.models.entrance import channel_values, denormalised
+from fedmjp.models.layouts import unwrap_name
 from fedmjp.models.probing import EntranceLayout, before_embedding, find_entrance
 from fedmjp.records import Upload, require_weights, weights_digest
 
@@ -80,8 +81,8 @@ class Adopted:
         """Make an upload of what a client sent.
 
         Args:
-            tensors: Gradients or weight changes, by the names of the user's module. Those of patch and position
-                embedding must be there; others may be missing.
+            tensors: Gradients or weight changes, by the names of the user's module, with or without what torch's
+                wrappers add to them. Those of patch and position embedding must be there; others may be missing.
             examples: Pictures behind it.
             kind: "gradient", or "delta" for weight changes.
             weights: Digest of the weights that it was computed from, where the client states it: its own
@@ -91,10 +92,14 @@ class Adopted:
             BadInputError: If a tensor that closed forms need is missing or not like the module's, or if the client had
                 other weights than the module has.
         """
+        bare = {unwrap_name(name): tensor for name, tensor in tensors.items()}
+        unwrapped = {
+            role.name: tensors.get(role.name, bare.get(unwrap_name(role.name))) for role in self.roles.values()
+        }
         canonical = {
-            name: _in_our_shape(_checked(role, tensors), name, self.pixel_order, self.patch_size)
+            name: _in_our_shape(_checked(role, unwrapped[role.name], tensors), name, self.pixel_order, self.patch_size)
             for name, role in self.roles.items()
-            if name in _REQUIRED or tensors.get(role.name) is not None
+            if name in _REQUIRED or unwrapped[role.name] is not None
         }
         stated = weights or self.weights
         upload = Upload(canonical, kind, num_examples=examples, server_round=1, node=0, weights=stated)
@@ -187,8 +192,7 @@ def _parts(module: nn.Module, entrance: EntranceLayout) -> dict[str, str | None]
     }
 
 
-def _checked(role: Role, tensors: Mapping[str, Tensor]) -> Tensor:
-    tensor: object = tensors.get(role.name)
+def _checked(role: Role, tensor: object, tensors: Mapping[str, Tensor]) -> Tensor:
     if tensor is None:
         raise BadInputError(
             f"the upload has no tensor {role.name!r} {tuple(role.shape)}, which closed forms need: give tensors the "

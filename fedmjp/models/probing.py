@@ -144,11 +144,11 @@ def _first_that_agrees(
                 if size.pixels == sides:
                     order, off = _best_order(passed, embedding, positions, size.prefix_tokens)
                     if off < AGREES:
-                        known = sides in stated or not _takes_another(probe, sides, embedding.patch_size)
+                        certain = sides in stated or not _takes_another(probe, sides, embedding.patch_size)
                         inside = _inside(probe, passed, embedding)
                         token = _class_token(passed, positions, size.prefix_tokens)
                         return EntranceLayout(
-                            embedding, positions, sides, known, size.prefix_tokens, *inside, order, token, passed.head
+                            embedding, positions, sides, certain, size.prefix_tokens, *inside, order, token, passed.head
                         )
                     error = min(error, off)
         if math.isfinite(error):
