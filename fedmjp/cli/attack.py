@@ -1,5 +1,6 @@
 """`fedmjp attack`: scenario, exchange, attack, score, and one table."""
 
+import gc
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,10 +177,14 @@ def attack(
         attack_module(context.params | ({} if "output" in typed else {"output": OUTPUT}), console)
         return
     require_apart(output, data if uploads is None else str(uploads))
-    if uploads is None:
-        job = _prepare_direct(context.params, typed, console)
-    else:
-        job = _open_recorded(uploads, context.params, typed)
+    gc.disable()  # torch and timm make a million objects that stay: to look for cycles among them takes a second
+    try:
+        if uploads is None:
+            job = _prepare_direct(context.params, typed, console)
+        else:
+            job = _open_recorded(uploads, context.params, typed)
+    finally:
+        gc.enable()
     _attack(job, output, console, fresh=fresh)
 
 
