@@ -183,9 +183,13 @@ def attack(
             job = _prepare_direct(context.params, typed, console)
         else:
             job = _open_recorded(uploads, context.params, typed)
+        gc.freeze()
     finally:
         gc.enable()
-    _attack(job, output, console, fresh=fresh)
+    try:
+        _attack(job, output, console, fresh=fresh)
+    finally:
+        gc.unfreeze()  # extensions that count their objects would take them for leaks
 
 
 def _refuse_options(typed: Mapping[str, str]) -> None:
