@@ -364,6 +364,7 @@ class Ours(torch.optim.SGD):
 
 UNREAD: dict[str, tuple[Optimisers, int, str]] = {
     "Adam": (lambda m: [torch.optim.Adam(m.parameters(), 1e-3)], 2, "moved by 2 steps of Adam: the change is no sum"),
+    "Adafactor": (lambda m: [torch.optim.Adafactor(m.parameters())], 1, "1 steps of Adafactor: the change is no sum"),
     "L2 in Adam": (lambda m: [torch.optim.Adam(m.parameters(), weight_decay=0.1)], 1, "the change is no sum"),
     "somebody's": (lambda m: [Ours(m.parameters(), 0.1)], 1, "which is not torch's"),
     "uneven": (
@@ -480,18 +481,19 @@ def test_a_penalty_on_the_weights_is_found_in_the_update_itself(strength: float)
 
 @pytest.mark.usefixtures("hooks")
 @pytest.mark.parametrize(
-    ("answer", "kind"),
+    ("answer", "kind", "neither"),
     [
-        (lambda sent, trained, _: trained, "weights"),
-        (lambda sent, trained, _: trained - sent, "weights"),
-        (lambda sent, trained, _: sent - trained, "weights"),
-        (lambda sent, trained, _: 0.1 * (trained - sent), "weights"),
-        (lambda sent, trained, gradient: gradient, "gradient"),
-        (lambda sent, trained, gradient: 0.25 * gradient, "gradient"),
+        (lambda sent, trained, _: trained, "weights", False),
+        (lambda sent, trained, _: trained - sent, "weights", False),
+        (lambda sent, trained, _: sent - trained, "weights", False),
+        (lambda sent, trained, _: 0.1 * (trained - sent), "weights", False),
+        (lambda sent, trained, gradient: gradient, "gradient", False),
+        (lambda sent, trained, gradient: 0.25 * gradient, "gradient", False),
+        (lambda sent, trained, gradient: trained - 0.8 * sent, "gradient", True),
     ],
 )
 def test_changes_of_weights_are_told_from_gradients(
-    answer: Callable[[Tensor, Tensor, Tensor], Tensor], kind: str, tmp_path: Path
+    answer: Callable[[Tensor, Tensor, Tensor], Tensor], kind: str, neither: bool, tmp_path: Path
 ) -> None:
     module, records = nn.Linear(30, 10), Records(tmp_path)
     sent = {name: value.detach().clone() for name, value in module.named_parameters()}
@@ -513,6 +515,7 @@ def test_changes_of_weights_are_told_from_gradients(
     wire_of(records, 1, sent, left)
     (only,) = read_answers(records)
     assert only.kind == kind
+    assert read_recipe(records)["sends_neither"] is neither
     if kind == "weights":
         change = module.weight.detach() - sent["weight"]
         assert torch.nn.functional.cosine_similarity(only.update["weight"].flatten(), change.flatten(), dim=0) > 0.99
@@ -603,3 +606,17 @@ def test_every_round_is_attacked_and_the_worst_is_told(leaking: int, tmp_path: P
     assert not others
     assert float(first["evidence"].split(": ")[1].split(" dB")[0]) > 25
     assert exit_code(report) == 1
+
+
+@pytest.mark.usefixtures("hooks")
+def test_what_hooks_cannot_see_does_not_stop_an_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a tensor of an unknown kind")
+
+    for name in ("see_call", "see_loss", "see_step"):
+        monkeypatch.setattr(watching.MessageWatch, name, fail)
+    module = small_vit()
+    before = module.get_parameter("head.weight").detach().clone()
+    watched(tmp_path, module, trained_by(lambda m: [torch.optim.SGD(m.parameters(), 0.1)], 1))
+    assert not torch.equal(before, module.get_parameter("head.weight"))
+    assert "a tensor of an unknown kind" in (tmp_path / "evaluator" / "notes.jsonl").read_text()

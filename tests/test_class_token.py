@@ -258,12 +258,33 @@ def test_weights_of_classes_are_found_and_no_factor_where_there_is_none() -> Non
     torch.testing.assert_close(made.factors, expected, rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("factor", [1.0, 0.05])
+def test_a_smoothing_that_nobody_told_is_found(factor: float) -> None:
+    """As of timm's LabelSmoothingCrossEntropy, which no hook on torch's loss sees."""
+    random = torch.Generator().manual_seed(0)
+    weight = torch.randn(20, 48, generator=random, dtype=torch.float64) / 10
+    head = Head(weight, weight[:, 0], torch.ones(48).double(), torch.zeros(48).double())
+    features = head.normed(torch.randn(6, 48, generator=random, dtype=torch.float64))
+    labels = torch.tensor([3, 3, 1, 7, 9, 12])
+    made = solved(features, labels, head, factor=factor, smoothing=0.1)
+    rows, errors = assigned(made.features, features)
+    assert float(errors.max()) < EXACT
+    assert made.smoothing == pytest.approx(0.1, rel=1e-4)
+    torch.testing.assert_close(made.targets, 0.005 + 0.9 * F.one_hot(labels[rows], 20).double(), rtol=0, atol=1e-5)
+
+
 def solved(
-    features: Tensor, labels: Tensor, head: Head, *, weights: Tensor | None = None, factor: float = 1.0
+    features: Tensor,
+    labels: Tensor,
+    head: Head,
+    *,
+    weights: Tensor | None = None,
+    factor: float = 1.0,
+    smoothing: float = 0.0,
 ) -> Separation:
     """What comes of the gradient of a head that read these features, by autograd, rounded as an upload is."""
     weight, bias = head.weight.clone().requires_grad_(), head.bias.clone().requires_grad_()
-    loss = factor * F.cross_entropy(features @ weight.mT + bias, labels, weights)
+    loss = factor * F.cross_entropy(features @ weight.mT + bias, labels, weights, label_smoothing=smoothing)
     gradients = (part.float().double() for part in torch.autograd.grad(loss, (weight, bias)))
     weight, bias = gradients
     noise = 2.0**-24 * torch.cat([weight, bias[:, None] * weight.shape[1] ** 0.5], 1).norm(dim=1)

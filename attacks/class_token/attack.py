@@ -43,7 +43,8 @@ class ClassToken(Attack[Entrance, Features]):
     ``certified`` is 1 where the misfit is no more than rounding and known noise, and where a misfit of that size
     cannot move any feature by a thousandth of its distance from the batch's mean, to first order.
     Where no labels fit, the loss may have had a factor (clipping, accumulation, a sum in place of a mean, a loss scale,
-    a rate of the head's own) or weights of classes: these are solved for as well, and stand in ``factors``.
+    a rate of the head's own), weights of classes or labels that were smoothed without telling: these are solved for
+    as well, and stand in ``factors`` and ``label_smoothing``.
     ``certified_pictures`` counts pictures of which that holds. A delta of several steps is read as one gradient at the
     mean of the head's weights: an approximation, never certified.
 
@@ -129,6 +130,7 @@ class ClassToken(Attack[Entrance, Features]):
         }
         if separation.factors is not None:
             diagnostics["factor"] = float(separation.factors.mean())
+            diagnostics["label_smoothing"] = separation.smoothing
             facts["factors"] = separation.factors
         return Features(separation.labels, separation.features, diagnostics, facts)
 

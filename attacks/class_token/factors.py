@@ -2,11 +2,13 @@
 
 The head's equations fix a factor: F = A R has the norms that LayerNorm leaves, and probabilities follow from F alone.
 Which labels a batch has, however, is shown in units of the factor. So each set of labels that some factor makes the
-likeliest is tried, with the factor solved for: one of the whole batch first, then one of each class.
+likeliest is tried, with the factor solved for: one of the whole batch first, then with a smoothing of the labels that
+nobody told, then one of each class.
 """
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations_with_replacement
 
 import torch
@@ -17,7 +19,7 @@ from fedmjp.attacks.class_token.search import SOLVED, HeadSolution, fixed_point,
 
 # What a picture shows of itself on average, in units of the factor: most of it where predictions are unsure.
 SHARES = tuple(1.05 / 1.15**number for number in range(17))
-MINIMISED = 16  # sets of labels, the best ones of the fixed point
+MINIMISED = {False: 3, True: 16}  # sets of labels, the best of the fixed point, by whether classes have weights
 SPARED = 3  # sets of labels where the fixed point alone is tried, on many pictures
 BETTER = 0.1  # of the misfit without a factor: a free factor explains a little of any noise
 CONSISTENT = 16.0  # times the noise that is known: a larger misfit is none
@@ -41,14 +43,28 @@ def solve_factors(
         The solution, whose state has the factors; None if none fits far better, or if the factors are 1.
     """
     sets = _likely_sets(equations) if labels is None else [tuple(sorted(labels))]
-    best = _best_of(equations, sets, by_class=False, dense=dense)
-    if best is not None and best.misfit < max(BETTER * misfit, SOLVED):
-        near = best.state.factors.log().abs() < max(PLAIN, best.misfit)
-        return None if bool(near.all()) else best
-    if not dense:
+    enough = max(CONSISTENT * equations.noise, SOLVED)
+    scaled = _best_of(equations, sets, dense=dense)
+    if scaled is None:
         return None
-    best = _best_of(equations, _all_sets(equations) if labels is None else sets, by_class=True, dense=True)
-    return best if best is not None and best.misfit < max(CONSISTENT * equations.noise, SOLVED) else None
+    if scaled.misfit >= enough and dense:
+        smoothed = _best_of(equations, [] if equations.gradient.smoothing else sets, smooths=True)
+        if smoothed is not None and smoothed.misfit < enough:
+            return _with_smoothing(smoothed)
+        weighted = _best_of(equations, _all_sets(equations) if labels is None else sets, by_class=True)
+        if weighted is not None and weighted.misfit < enough:
+            return weighted
+    is_plain = bool((scaled.state.factors.log().abs() < max(PLAIN, scaled.misfit)).all())
+    return None if is_plain or scaled.misfit > max(BETTER * misfit, SOLVED) else scaled
+
+
+def _with_smoothing(solution: HeadSolution) -> HeadSolution:
+    """State the smoothing that was found in the targets."""
+    equations, state = solution.equations, solution.state
+    gradient = replace(equations.gradient, smoothing=float(state.smoothing))
+    smoothed = HeadEquations(equations.head, gradient, groups=equations.groups, smooths=True)
+    targets = gradient.targets(label_tensor(equations, solution.labels))[None]
+    return HeadSolution(smoothed, solution.labels, smoothed.state(state.unknowns, targets))
 
 
 def _likely_sets(equations: HeadEquations) -> list[Labels]:
@@ -72,12 +88,21 @@ def _all_sets(equations: HeadEquations) -> list[Labels]:
     return [tuple(sorted((*classes, *more))) for more in combinations_with_replacement(classes, further)]
 
 
-def _best_of(equations: HeadEquations, sets: Sequence[Labels], *, by_class: bool, dense: bool) -> HeadSolution | None:
-    solutions = _solutions(equations, sets, by_class=by_class, dense=dense)
+def _best_of(
+    equations: HeadEquations,
+    sets: Sequence[Labels],
+    *,
+    by_class: bool = False,
+    smooths: bool = False,
+    dense: bool = True,
+) -> HeadSolution | None:
+    solutions = _solutions(equations, sets, by_class=by_class, smooths=smooths, dense=dense)
     return min(solutions, key=lambda solution: solution.misfit, default=None)
 
 
-def _solutions(plain: HeadEquations, sets: Sequence[Labels], *, by_class: bool, dense: bool) -> Iterator[HeadSolution]:
+def _solutions(
+    plain: HeadEquations, sets: Sequence[Labels], *, by_class: bool, smooths: bool, dense: bool
+) -> Iterator[HeadSolution]:
     """Solve under each set of labels, until one explains all but rounding."""
     generator = torch.Generator().manual_seed(0)  # of the starts alone
     ends = []
@@ -87,7 +112,7 @@ def _solutions(plain: HeadEquations, sets: Sequence[Labels], *, by_class: bool, 
         if by_class and (len(classes) == 1 or not _decided(plain, len(classes))):
             continue
         groups = torch.tensor([classes.index(label) * by_class for label in labels], device=assumed.device)
-        equations = HeadEquations(plain.head, plain.gradient, groups=groups)
+        equations = HeadEquations(plain.head, plain.gradient, groups=groups, smooths=smooths)
         state = fixed_point(equations, assumed, generator)
         if dense:
             state = polish(equations, state, plain.gradient.targets(assumed)[None], iterations=POLISHED)
@@ -96,7 +121,7 @@ def _solutions(plain: HeadEquations, sets: Sequence[Labels], *, by_class: bool, 
         if ends[-1].fits:
             return
     ends.sort(key=lambda end: end.misfit)
-    for end in ends[:MINIMISED] if dense else ():
+    for end in ends[: MINIMISED[by_class]] if dense else ():
         solution = from_starts(end.equations, end.labels, generator)
         yield solution
         if solution.fits:

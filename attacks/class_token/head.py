@@ -71,6 +71,8 @@ class HeadState:
     mean: Tensor  # (starts, pictures) of the normalised features, 0 at the truth
     variance: Tensor  # (starts, pictures) of them less 1
     factors: Tensor  # (starts, pictures) of the slopes
+    smoothing: Tensor  # (starts,) of the labels, beyond what is told
+    models: Tensor | None  # (starts, free, classes, pictures + 1): the gradient is their sum, times what is free
 
     @property
     def relative(self) -> Tensor:
@@ -93,7 +95,8 @@ class HeadEquations:
     are ``left_open`` say nothing: there the targets may be anything, and slopes count as 0.
 
     With ``groups`` the pictures of each group have a positive factor on their loss, which is solved for: the factors
-    that fit best given the unknowns (variable projection, Golub and Pereyra, SIAM J. Numer. Anal., 1973).
+    that fit best given the unknowns (variable projection, Golub and Pereyra, SIAM J. Numer. Anal., 1973). With
+    ``smooths`` so is a smoothing of the labels.
     """
 
     def __init__(
@@ -103,9 +106,10 @@ class HeadEquations:
         *,
         left_open: Collection[int] = (),
         groups: Tensor | None = None,
+        smooths: bool = False,
     ) -> None:
         self.head, self.gradient, self.count = head, gradient, gradient.pictures
-        self.groups = groups  # (pictures,) int64
+        self.groups, self.smooths = groups, smooths  # groups: (pictures,) int64
         self._kept = torch.ones_like(gradient.bias)
         self._kept[list(left_open)] = 0
         dim = gradient.weight.shape[1]
@@ -157,31 +161,35 @@ class HeadEquations:
         """
         probabilities = torch.softmax(unknowns @ self._logits.mT + self.head.bias, -1)
         slopes = (probabilities - targets) * self._kept / self.count
-        factors = self._factors(unknowns, slopes)
-        slopes = slopes * factors[..., None]
+        factors, smoothing, models = torch.ones_like(unknowns[..., 0]), torch.zeros_like(unknowns[:, 0, 0]), None
+        if self.groups is not None:
+            bases = self._bases(slopes, targets)
+            models = bases.mT @ self._with_constant(unknowns)[:, None]
+            free = self._free(models)
+            slopes = (free[..., None, None] * bases).sum(1)
+            factors = free[:, self.groups]
+            smoothing = free[:, -1] / free[:, 0] if self.smooths else smoothing
         misfit = self.misfit(unknowns, slopes)
         u, m, square, cross, s = self._norm
         mean = unknowns @ u - m
         variance = ((unknowns @ square) * unknowns).sum(-1) - 2 * unknowns @ cross + s - 1
-        return HeadState(unknowns, slopes, probabilities, misfit, mean, variance, factors)
+        return HeadState(unknowns, slopes, probabilities, misfit, mean, variance, factors, smoothing, models)
 
-    def _factors(self, unknowns: Tensor, slopes: Tensor) -> Tensor:
-        """Solve for the factors (starts, pictures) of slopes without any: 1 unless they are free."""
-        if self.groups is None:
-            return torch.ones_like(unknowns[..., 0])
-        extended = self._with_constant(unknowns)
-        sums = self._group_sums
-        gram = sums @ ((slopes @ slopes.mT) * (extended @ extended.mT)) @ sums.mT
-        right = sums @ ((slopes @ self.observed) * extended).sum(-1, keepdim=True)
-        solution = torch.linalg.lstsq(gram, right).solution[..., 0]
-        factors: Tensor = solution.clamp_min(0)[:, self.groups]
-        return factors
+    def _bases(self, slopes: Tensor, targets: Tensor) -> Tensor:
+        """Return (starts, free, pictures, classes): the slopes are their sum, times what is free."""
+        assert self.groups is not None  # noqa: S101 (else nothing is free)
+        members = torch.nn.functional.one_hot(self.groups).to(slopes).mT
+        bases = slopes[:, None] * members[..., None]
+        if not self.smooths:
+            return bases
+        smoothed = (targets - 1 / targets.shape[-1]) * self._kept / self.count
+        return torch.cat([bases, smoothed[:, None]], 1)
 
-    @cached_property
-    def _group_sums(self) -> Tensor:
-        """Return (groups, pictures): 1 where a picture belongs to a group."""
-        assert self.groups is not None  # noqa: S101 (else no factor is free)
-        return torch.nn.functional.one_hot(self.groups).to(self.observed).mT
+    def _free(self, models: Tensor) -> Tensor:
+        """Solve for what is free (starts, free), of which nothing is negative."""
+        flat = models.flatten(2)
+        free: Tensor = torch.linalg.lstsq(flat @ flat.mT, flat @ self.observed.flatten()[:, None]).solution[..., 0]
+        return free.clamp_min(0)
 
     def misfit(self, unknowns: Tensor, slopes: Tensor) -> Tensor:
         """Return (starts, classes, pictures + 1): the unexplained part of the gradient, relative to its size.
@@ -215,8 +223,8 @@ class HeadEquations:
         matrix[:, :, diagonal, :, diagonal] += state.slopes @ state.slopes.mT
         matrix /= self.size**2
         slope = self.pulled(state, state.misfit, steps)
-        if self.groups is not None:
-            matrix = self._projected(state, steps, matrix)
+        if state.models is not None:
+            matrix = self._projected(state, steps, matrix, state.models / self.size)
         u, _, square, cross, _ = self._norm
         rows = 2 * (unknowns @ square - cross) * float(variance)
         curvature = u[:, None] * u + rows[..., :, None] * rows[..., None, :]
@@ -224,17 +232,12 @@ class HeadEquations:
         slope = slope + NORM_WEIGHT**2 * (state.mean[..., None] * u + state.variance[..., None] * rows)
         return matrix.reshape(-1, count**2, count**2), slope.flatten(1)
 
-    def _projected(self, state: HeadState, steps: Tensor, matrix: Tensor) -> Tensor:
-        """Take out of the Gauss-Newton matrix what the factors explain, which are solved for anew at each state."""
-        extended, sums = self._with_constant(state.unknowns), self._group_sums
-        pairs = (state.slopes @ state.slopes.mT) * (extended @ extended.mT)
-        gram = sums @ pairs @ sums.mT / self.size**2
-        pulls = []
-        for members in sums:  # what one more unit of a group's logarithm adds to the misfit
-            part = (state.slopes * members[:, None]).mT @ extended / self.size
-            pulls.append(self.pulled(state, part, steps).flatten(1))
-        border = torch.stack(pulls, 1)
-        projected: Tensor = matrix - (border.mT @ torch.linalg.lstsq(gram, border).solution).view_as(matrix)
+    def _projected(self, state: HeadState, steps: Tensor, matrix: Tensor, models: Tensor) -> Tensor:
+        """Take out of the Gauss-Newton matrix what is free, which is solved for anew at each state."""
+        pulls = [self.pulled(state, model, steps).flatten(1) for model in models.unbind(1)]
+        border, flat = torch.stack(pulls, 1), models.flatten(2)
+        explained = border.mT @ torch.linalg.lstsq(flat @ flat.mT, border).solution
+        projected: Tensor = matrix - explained.view_as(matrix)
         return projected
 
     def pulled(self, state: HeadState, misfit: Tensor, steps: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ class Separation:
     # where nothing is known.
     errors: Tensor
     factors: Tensor | None = None  # (pictures,) on the loss of each, where they were free
+    smoothing: float = 0.0  # of the labels, as it was told or found
 
 
 def separate(head: Head, gradient: HeadGradient, labels: Labels | None, *, generator: torch.Generator) -> Separation:
@@ -71,13 +72,14 @@ def separate(head: Head, gradient: HeadGradient, labels: Labels | None, *, gener
         bounds = _contraction_bounds(equations, state, generator)
     return Separation(
         labels=torch.tensor(solution.labels),
-        targets=gradient.targets(label_tensor(equations, solution.labels)),
+        targets=equations.gradient.targets(label_tensor(equations, solution.labels)),
         features=equations.features(state.unknowns[0]),
         slopes=state.slopes[0],
         misfit=misfit,
         noise=equations.noise,
         errors=bounds * max(equations.noise, misfit),
         factors=None if equations.groups is None else state.factors[0],
+        smoothing=equations.gradient.smoothing,
     )
 
 

@@ -41,6 +41,10 @@ NEVER_TESTED = (
     "the deployment: who reaches the SuperLink, its certificates and keys, and what stays on its disks",
     "private data that is used in evaluation alone, and whatever the app writes or prints",
 )
+NEITHER = (
+    "the update is no gradient of one step: what was sent is neither the last gradient nor the change of the weights "
+    "that the server had sent, as a sum over batches or a change from another base is"
+)
 ATTACKED = 2  # answers of each round whose pictures are searched for
 
 
@@ -289,6 +293,8 @@ def _attack_answer(
         factor = change.factor if change is not None and change.is_scaled else 1.0
         update = as_one_group(update, by_name(state, answer.sent), recipe, factor=factor)
         departure = departure or (change.departure(repeats) if change is not None else None)
+    elif answer.kind == "gradient" and recipe["sends_neither"] and not (repeats is not None and repeats.is_noisy):
+        departure = departure or NEITHER
     if why is None:
         multiple, shifted = decay_in_loss(network, update, threat)
         if multiple:

@@ -34,7 +34,9 @@ def read_recipe(records: Records) -> dict[str, Any]:
     first = trained[0]
     groups = _parameter_groups(first)
     rules = [rule for group in groups for _, rule in group["steps"]]
-    rates = sorted({rule["lr"] for line in trained for group in _parameter_groups(line) for _, rule in group["steps"]})
+    rates = sorted(
+        {rule.get("lr", 0.0) for line in trained for group in _parameter_groups(line) for _, rule in group["steps"]}
+    )
     sizes = [size for size in first["sizes"] if size]
     return {
         "trains": True,
@@ -56,6 +58,7 @@ def read_recipe(records: Records) -> dict[str, Any]:
         "normalisation": normalisation(first["normalisations"]),
         "range": _range_of_pictures(trained),
         "second_order": first["second_order"],
+        "sends_neither": first["change"] == 0,
         "opacus": _private_optimisers(trained),
         "seconds": first["seconds"],
     }
@@ -198,7 +201,7 @@ def as_one_group(
     reference = _reference(recipe)
     share_of_reference, is_adam = sum(_unrolled(reference).shares), _reads_adam(recipe)
     first_rule = reference["steps"][0][1]
-    decay = first_rule["lr"] * first_rule.get("weight_decay", 0.0) if recipe["optimiser"] == ADAMW else 0.0
+    decay = first_rule.get("lr", 0.0) * first_rule.get("weight_decay", 0.0) if recipe["optimiser"] == ADAMW else 0.0
     expressed = dict(update)
     for group in recipe["groups"]:
         if is_adam and group["steps"] == reference["steps"]:
@@ -220,7 +223,7 @@ def _reference(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
 def _unrolled(group: Mapping[str, Any]) -> UnrolledSgd:
     rules = [
         SgdRule(
-            rule["lr"],
+            rule.get("lr", 0.0),
             rule.get("momentum", 0.0),
             rule.get("dampening", 0.0),
             bool(rule.get("nesterov")),

@@ -84,7 +84,7 @@ def read_answers(records: Records) -> list[Answer]:
         records: Folders of the watched run.
     """
     sent = {line["id"]: line for line in records.wire() if line["way"] == "down"}
-    changes = {line["id"]: line.get("change") for line in lines(records.evaluator / "seen.jsonl")}
+    changes = {line["id"]: line.get("change") or None for line in lines(records.evaluator / "seen.jsonl")}
     answers = []
     for line in records.wire():
         question = sent.get(line.get("reply_to", ""))

@@ -36,6 +36,8 @@ SAMPLED, OUTLIERS = 100_000, 0.002  # values of a batch that its range is read f
 LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "mse_loss")
 # An answer is a change of the weights from this cosine on; noise lengthens it, and rounding, but nothing else does.
 ALONG, LONGER = 0.3, 1.2
+WEIGHTS = 0.5  # relative distance from what was sent up to which an answer is weights
+ALIKE = 0.99  # cosine with the last gradient from which on an answer is a multiple of it
 RULE = ("lr", "momentum", "dampening", "nesterov", "weight_decay", "eps")  # of a parameter group, in each step
 
 _watch: "MessageWatch | None" = None
@@ -157,7 +159,10 @@ class MessageWatch:
             self._private += _opacus(optimiser)
             self._optimisers[id(optimiser)] = {"object": optimiser, **self._described(optimiser)}
         steps = self._optimisers[id(optimiser)]["steps"]
-        rules = [{name: float(group[name]) for name in RULE if name in group} for group in optimiser.param_groups]
+        rules = [
+            {name: float(group[name]) for name in RULE if isinstance(group.get(name), (int, float, Tensor))}
+            for group in optimiser.param_groups
+        ]
         if steps and steps[-1][1] == rules:
             steps[-1][0] += 1
         else:
@@ -177,13 +182,22 @@ class MessageWatch:
         }
 
     def keep(self, reply: Message) -> None:
-        """Leave everything for the evaluator; what goes wrong here is noted, and is no failure of the app's.
+        """Leave everything for the evaluator.
 
         Args:
             reply: The app's answer.
         """
+        self.see(self._keep, reply)
+
+    def see(self, look: Callable[..., None], *arguments: Any) -> None:
+        """Look at what the app does; what goes wrong here is noted, and is no failure of the app's.
+
+        Args:
+            look: Method that notes something.
+            arguments: Of the call.
+        """
         try:
-            self._keep(reply)
+            look(*arguments)
         except Exception:  # noqa: BLE001 (the app's own work must not be lost by ours)
             settings.note(self._folder, "notes.jsonl", {"note": traceback.format_exc(limit=3)})
 
@@ -282,7 +296,7 @@ def _seen_call(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(module: nn.Module, *arguments: Any, **keywords: Any) -> Any:
         global _depth
         if _watch is not None and _depth == 0:
-            _watch.see_call(module, arguments, keywords)
+            _watch.see(_watch.see_call, module, arguments, keywords)
         counted = next(module.parameters(), None) is not None
         _depth += counted
         try:
@@ -298,7 +312,7 @@ def _seen_loss(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def loss(*arguments: Any, **keywords: Any) -> Any:
         value = original(*arguments, **keywords)
         if _watch is not None:
-            _watch.see_loss(name, value, arguments, keywords)
+            _watch.see(_watch.see_loss, name, value, arguments, keywords)
         return value
 
     return loss
@@ -316,7 +330,7 @@ def _seen_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _seen_step(optimiser: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
     if _watch is not None:
-        _watch.see_step(optimiser)
+        _watch.see(_watch.see_step, optimiser)
 
 
 def _seen_pass(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -442,9 +456,10 @@ def _tensors(values: Any, name: str = "input") -> list[tuple[str, Tensor]]:
 
 
 def _change_sent(module: nn.Module, message: Message, reply: Message) -> int | None:
-    """Tell whether an answer is the change of the weights: 1, or -1 if its sign is the opposite; None if it is not.
+    """Tell whether an answer is the change of the weights: 1, or -1 if its sign is the opposite.
 
-    What is shorter than the change, or noisy, is still one; a gradient has another length or direction.
+    What is shorter than the change, or noisy, is still one; a gradient has another length or direction. 0 if it is
+    neither that nor a multiple of the last gradient; None if nobody can tell.
     """
     if reply.has_error():
         return None
@@ -457,17 +472,22 @@ def _change_sent(module: nn.Module, message: Message, reply: Message) -> int | N
     arrays, start, trained = (
         torch.cat([values[name].double().flatten() for name in names]) for values in (answered, sent, state)
     )
+    if float((arrays - start).norm()) <= WEIGHTS * float(start.norm()):
+        return None
     gradients = [parameters[name].grad if name in parameters else None for name in names]
     change = trained - start
     length = float(arrays.norm() * change.norm())
     cosine = float(arrays @ change) / length if length else 0.0
-    if abs(cosine) < ALONG or float(arrays.norm()) > LONGER * float(change.norm()) / abs(cosine):
-        return None
+    is_change = abs(cosine) >= ALONG and float(arrays.norm()) <= LONGER * float(change.norm()) / abs(cosine)
+    is_gradient = None
     if all(gradient is not None for gradient in gradients):
         gradient = torch.cat([value.detach().cpu().double().flatten() for value in gradients if value is not None])
-        if float((arrays - gradient).norm()) < float((arrays - math.copysign(1, cosine) * change).norm()):
+        is_gradient = bool(arrays @ gradient >= ALIKE * arrays.norm() * gradient.norm())
+        if is_change and (arrays - gradient).norm() < (arrays - math.copysign(1, cosine) * change).norm():
             return None
-    return 1 if cosine > 0 else -1
+    if is_change:
+        return 1 if cosine > 0 else -1
+    return 0 if is_gradient is False else None
 
 
 def _named(content: Any, state: dict[str, Tensor], parameters: dict[str, Any]) -> dict[str, Tensor]:
