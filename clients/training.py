@@ -16,10 +16,11 @@ from torch import Tensor
 from fedmjp.clients.consent import Consent
 from fedmjp.clients.several_gpus import count_processes, start_helpers
 from fedmjp.config import RunConfig
-from fedmjp.data.datasets import LabelledDataset, open_dataset
+from fedmjp.data.datasets import open_dataset
 from fedmjp.data.layout import Split
 from fedmjp.data.loading import Batch, steps_per_epoch, training_epochs
 from fedmjp.data.partitions import Partition
+from fedmjp.data.pictures import LabelledDataset
 from fedmjp.defences.base import Arranged
 from fedmjp.errors import CheckpointError, DataError, DefenceError, TrainingError
 from fedmjp.exchange import protect_trained

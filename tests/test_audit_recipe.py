@@ -475,6 +475,8 @@ def test_a_penalty_on_the_weights_is_found_in_the_update_itself(strength: float)
     multiple, departure = decay_in_loss(network, update, ThreatModel())
     assert multiple == pytest.approx(2 * strength, rel=1e-3)
     assert departure is None
+    frozen = {**update, "pos_embed": torch.zeros_like(update["pos_embed"])}
+    assert decay_in_loss(network, frozen, ThreatModel()) == (0.0, None)
     update["patch_embed.proj.bias"] = update["patch_embed.proj.bias"] + 0.1 * torch.ones(48)
     assert "no gradient of one step" in str(decay_in_loss(network, update, ThreatModel())[1])
 
@@ -584,7 +586,7 @@ def test_every_round_is_attacked_and_the_worst_is_told(leaking: int, tmp_path: P
     picture = bundled_pictures(1, size=SIDE)[0].image[None]
 
     def train(trained: nn.Module) -> None:
-        optimiser = torch.optim.SGD(trained.parameters(), 0.05, weight_decay=5e-3)
+        optimiser = torch.optim.SGD(trained.parameters(), 0.1 / number, weight_decay=0.05)
         F.cross_entropy(trained(255 * picture), torch.tensor([3])).backward()
         optimiser.step()
         optimiser.zero_grad()

@@ -142,7 +142,7 @@ def test_photographs_of_every_mode_are_rgb_and_small_ones_are_decoded_once(tmp_p
 
 def test_large_data_sets_are_not_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_folder(tmp_path, ["a/0.png", "a/1.png"])
-    monkeypatch.setattr("fedmjp.data.datasets.KEPT_BYTES", 2 * 12 * 10 * 4 - 1)
+    monkeypatch.setattr("fedmjp.data.pictures.KEPT_BYTES", 2 * 12 * 10 * 4 - 1)
     dataset = open_dataset(str(tmp_path), "train", classes=1)
     dataset.photograph(0)
     assert not dataset.kept

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedmjp.data import loading
 from fedmjp.data.augmentation import TrainingTransform
-from fedmjp.data.datasets import LabelledDataset, open_dataset
+from fedmjp.data.datasets import open_dataset
 from fedmjp.data.loading import (
     Batch,
     Part,
@@ -27,7 +27,7 @@ from fedmjp.data.loading import (
     steps_per_epoch,
     training_epochs,
 )
-from fedmjp.data.pictures import to_image
+from fedmjp.data.pictures import LabelledDataset, to_image
 from fedmjp.errors import ConfigError, DataError
 from fedmjp.learning import Recipe
 from fedmjp.seeds import scoped_randomness

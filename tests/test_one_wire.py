@@ -12,8 +12,9 @@ from fedmjp.benchmarks.federation.simulation import RunFolder, simulate
 from fedmjp.benchmarks.uploads.recorded import Recording
 from fedmjp.data.selection import select_for
 from fedmjp.defences import DEFENCES
+from fedmjp.defences.base import Arranged
 from fedmjp.errors import FederationError
-from fedmjp.exchange import protect
+from fedmjp.exchange import protect_trained
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
 from fedmjp.randomness import SeededRandomness
@@ -121,7 +122,9 @@ def test_a_step_of_training_uploads_what_direct_mode_computes(tmp_path: Path, de
         step = SeededRandomness(scenario.seed, ("training", "client", client, 0, 0))
         update = local_update(model, private, scenario.threat, randomness=step)
         leaving = SeededRandomness(scenario.seed, ("defences", "client", client, 1))
-        made.append(protect(update, private, model, scenario.threat, randomness=leaving))
+        entered = Arranged(private.version(private.gradient_of), private.mask, private.source)
+        options = {"examples": len(private.pictures), "arranged": [entered], "randomness": leaving}
+        made.append(protect_trained(update, model, scenario.threat, **options))
     for first in range(0, 2, together):
         upload = Upload.load(uploads_folder(records, 1) / scenario.folder / record_name(1, first))
         expected = average_updates(made[first : first + together])

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedmjp.attacks.adversary import Adversary
 from fedmjp.attacks.reassembly import _misfit, _Puzzle, _seam_distances, reassemble
+from fedmjp.attacks.stages import TENSORS
 from fedmjp.benchmarks.plan.experiment import AttackConfig
 from fedmjp.data.selection import Selection
 from fedmjp.errors import ConfigError, UnknownNameError
@@ -148,7 +149,7 @@ def test_a_server_reassembles_what_its_attack_made(
     tried = AttackConfig(name="oracle_patch_embedding", then="reassembly")
     for model in (defended, undefended):
         batch = batch_of(pictures, Picture.SHUFFLED)
-        tensors = entrance_gradients(model, [batch], tried.tensors(model))[0]
+        tensors = entrance_gradients(model, [batch], {*tried.build().tensors(model), *TENSORS})[0]
         assert names.POSITION_EMBEDDING in tensors
         upload = Upload(tensors, "gradient", 1, 1, 0, "weights")
         before, after = (

@@ -277,6 +277,6 @@ def test_a_campaign_lists_numbers_of_uploads() -> None:
     threat = {"uploads_per_picture": [1, 4]}
     grid = {"models": ["deit_tiny"], "attacks": ["grey"], "defences": [["mjp", "round"]], "settings": ["b"]}
     campaign = Campaign.parse({"name": "x", "grids": [{**grid, "threats": [threat, {}]}]})
-    threats = [each.threat for each in campaign.experiments(device="cpu")]
+    threats = [each.scenario.threat for each in campaign.experiments(device="cpu")]
     assert {each.uploads_per_picture for each in threats} == {1, 4}
     assert {each.pipeline.label for each in threats} == {"round"}

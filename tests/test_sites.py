@@ -20,8 +20,9 @@ from fedmjp.benchmarks.deployment.layout import DeploymentConfig
 from fedmjp.benchmarks.deployment.training import at_sites, class_list, node_keys
 from fedmjp.clients.consent import Consent
 from fedmjp.config import Checkpoint, RunConfig
-from fedmjp.data.datasets import LabelledDataset, open_dataset
+from fedmjp.data.datasets import open_dataset
 from fedmjp.data.loading import evaluation_batches
+from fedmjp.data.pictures import LabelledDataset
 from fedmjp.errors import ConfigError, DataError, FederationError, OutputError
 from fedmjp.learning import PartitionConfig, Recipe
 from fedmjp.models.build import build

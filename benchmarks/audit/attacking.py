@@ -177,6 +177,8 @@ def decay_in_loss(network: Network, update: Mapping[str, Tensor], threat: Threat
     if shift is None or shift_of_weights is None:
         return 0.0, None
     moved = float(tensors[names.PATCH_BIAS].double().norm())
+    if not moved or not bool(tensors[names.POSITION_EMBEDDING].any()):
+        return 0.0, None  # one of them is frozen
     rows = weights[names.POSITION_EMBEDDING].detach().double()
     rounding = 4 * FLOAT32 * float(rows.norm()) if threat.update == "delta" else 0.0
     allowed = max(SHIFTED * moved, 10 * rounding)

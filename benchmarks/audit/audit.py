@@ -27,6 +27,7 @@ from fedmjp.errors import BadInputError
 from fedmjp.facade import bundled_pictures
 from fedmjp.records import Reconstruction
 from fedmjp.tensors import without_decay
+from fedmjp.threat import ThreatModel
 
 BUNDLED = 8
 ALONE = {
@@ -61,12 +62,12 @@ class Findings:
 class Attacked:
     """One answer with what attacks made of it and what is behind it."""
 
-    where: str  # which client and round, in words
     answer: Answer
     network: Network
     private: Private | None
     attempts: list[Attempt]
     update: Mapping[str, Tensor]
+    threat: ThreatModel
     multiple: float  # of the weights, that was taken off the update
     departure: str | None  # how the update differs from gradients of the loss that attacks know
 
@@ -226,8 +227,10 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
         }
         for attempt in worst.attempts
     ]  # fmt: skip
+    nodes = list(dict.fromkeys(answer.node for answer in answers))
     for case in sorted(attacked, key=lambda case: -case.best_recovery):
-        _report_recovered(case, findings)
+        where = f"client {1 + nodes.index(case.answer.node)}, round {case.answer.server_round}"
+        _report_recovered(where, case, findings)
     attempts = [attempt for case in attacked for attempt in case.attempts]
     if searches := [row["attack"] for row in report["attacks"] if row["reason"] == NOT_RUN and row["role"] == "attack"]:
         report["not_tested"].append(f"searches that apply, of minutes to hours each: {', '.join(searches)}")
@@ -240,7 +243,7 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
     control = _report_control(network, worst.private, findings)
     if control is not None:
         same_round = [case for case in attacked if case.answer.server_round == worst.answer.server_round]
-        report["advice"] = _advise(network, same_round, control, recipe)
+        report["advice"] = _advise(network, same_round, control)
 
 
 def _attack_round(
@@ -257,18 +260,14 @@ def _attack_round(
     module = load_network(records.model, records.root / "app" / "audited")
     sent = by_name(module.state_dict(), answers[0].sent)
     network = take_in(module, sent, mean=mean, std=std, side=max(side, 1))
-    return [
-        _attack_answer(place, answer, network, recipe, records, repeats)
-        for place, answer in enumerate(answers[:ATTACKED], start=1)
-    ]
+    return [_attack_answer(answer, network, records, repeats) for answer in answers[:ATTACKED]]
 
 
-def _advise(network: Network, attacked: Sequence[Attacked], control: Control, recipe: Mapping[str, Any]) -> Any:
+def _advise(network: Network, attacked: Sequence[Attacked], control: Control) -> Any:
     """Advise on what the app sends where that leaks, else on the control."""
     leaks = [case for case in attacked if case.best_recovery]
     if len(leaks) > 1:
-        threat = threat_of(recipe, leaks[0].answer.kind)
-        pair = [AuditedUpdate(case.update, threat, case.private) for case in leaks[:2] if case.private is not None]
+        pair = [AuditedUpdate(case.update, case.threat, case.private) for case in leaks[:2] if case.private is not None]
         return advise(network, pair[0], pair[1], "On an upload of the app's, and again on another client's.")
     picture = control.private.pictures
     assert picture is not None  # noqa: S101 (a control is of a picture)
@@ -278,14 +277,12 @@ def _advise(network: Network, attacked: Sequence[Attacked], control: Control, re
 
 
 def _attack_answer(
-    place: int,
     answer: Answer,
     network: Network,
-    recipe: Mapping[str, Any],
     records: Records,
     repeats: Repeats | None,
 ) -> Attacked:
-    state = network.module.state_dict()
+    state, recipe = network.module.state_dict(), read_recipe(records, answer.message)
     update, why = by_name(state, answer.update), unreadable(recipe, answer.kind)
     threat, departure, multiple = threat_of(recipe, answer.kind), departure_of(recipe), 0.0
     if why is None and answer.kind == "weights":
@@ -302,12 +299,11 @@ def _attack_answer(
         departure = departure or shifted
     attempts = attempt_all(network, update, threat, unreadable=why)
     private = read_private(records.evaluator, answer.message, *channels(recipe))
-    where = f"client {place}, round {answer.server_round}"
-    return Attacked(where, answer, network, private, attempts, update, multiple, departure)
+    return Attacked(answer, network, private, attempts, update, threat, multiple, departure)
 
 
-def _report_recovered(attacked: Attacked, findings: Findings) -> None:
-    report, private, where = findings.report, attacked.private, attacked.where
+def _report_recovered(where: str, attacked: Attacked, findings: Findings) -> None:
+    report, private = findings.report, attacked.private
     if private is None:
         report["not_tested"].append(f"{where}: nothing is known of what is behind its upload, so nothing is scored")
         return

@@ -21,17 +21,18 @@ RANGES = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0), (-128.0, 128.0))
 SLACK = 0.1
 
 
-def read_recipe(records: Records) -> dict[str, Any]:
-    """Read what clients did between a message and its answer, as the first round shows it; rates of all rounds.
+def read_recipe(records: Records, message: str | None = None) -> dict[str, Any]:
+    """Read what a client did between a message and its answer; beside it the rates of all rounds.
 
     Args:
         records: Folders of the watched run.
+        message: Identifier of the training message; None for the first.
     """
     watched = lines(records.evaluator / "seen.jsonl")
     trained = [line for line in watched if line["forwards"] and line["repeat"] is None]
     if not trained:
         return {"trains": False, "why": "no hook saw a network being trained with torch"}
-    first = trained[0]
+    first = next((line for line in trained if line["id"] == message), trained[0])
     groups = _parameter_groups(first)
     rules = [rule for group in groups for _, rule in group["steps"]]
     rates = sorted(
@@ -42,7 +43,7 @@ def read_recipe(records: Records) -> dict[str, Any]:
         "trains": True,
         "model": first["model"],
         "optimiser": " and ".join(dict.fromkeys(group["optimiser"] for group in groups)) or "none",
-        "learning_rate": rates[0] if rates else None,
+        "learning_rate": min((rule.get("lr", 0.0) for rule in rules), default=None),
         "learning_rates": rates,
         "momentum": max((rule.get("momentum", 0.0) for rule in rules), default=0.0),
         "weight_decay": max((rule.get("weight_decay", 0.0) for rule in rules), default=0.0),

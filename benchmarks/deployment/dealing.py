@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedmjp.data.datasets import LabelledDataset, open_dataset
+from fedmjp.data.datasets import open_dataset
 from fedmjp.data.layout import Split
 from fedmjp.data.partitions import partition
+from fedmjp.data.pictures import LabelledDataset
 from fedmjp.errors import DataError, OutputError
 from fedmjp.learning import PartitionConfig
 

@@ -34,8 +34,9 @@ from fedmjp.benchmarks.federation.resources import resources_for
 from fedmjp.benchmarks.federation.simulation import Resources
 from fedmjp.benchmarks.federation.training import deal, train_federated
 from fedmjp.benchmarks.performance.harness import Measurement, benchmark, sampled
-from fedmjp.data.datasets import LabelledDataset, open_dataset
+from fedmjp.data.datasets import open_dataset
 from fedmjp.data.loading import steps_per_epoch, training_epochs
+from fedmjp.data.pictures import LabelledDataset
 from fedmjp.models.build import build
 from fedmjp.models.classifier import Classifier
 from fedmjp.scenario import TrainingScenario

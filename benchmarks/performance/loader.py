@@ -36,8 +36,9 @@ from torchvision.datasets import ImageFolder
 
 from fedmjp.benchmarks.performance.harness import Measurement, benchmark, proportional_memory, sampled
 from fedmjp.data.augmentation import with_posterize
-from fedmjp.data.datasets import BYTES_PER_PIXEL, KEPT_BYTES, open_dataset
+from fedmjp.data.datasets import open_dataset
 from fedmjp.data.loading import training_epochs
+from fedmjp.data.pictures import BYTES_PER_PIXEL, KEPT_BYTES
 from fedmjp.learning import Recipe
 
 SIDES, QUALITY = (500, 375), 95

@@ -8,6 +8,7 @@ from typing import Literal
 Split = Literal["train", "validation"]
 
 SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "validation": ("val", "validation")}
+HUB = "hub:"  # begins the name of a data set of the hub
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".avif", ".pgm", ".ppm", ".tif", ".tiff"}
 )

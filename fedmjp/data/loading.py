@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fedmjp.data.augmentation import TrainingTransform
-from fedmjp.data.datasets import LabelledDataset
-from fedmjp.data.pictures import to_image
+from fedmjp.data.pictures import LabelledDataset, to_image
 from fedmjp.defences.base import Drawn
 from fedmjp.errors import DataError
 from fedmjp.learning import Recipe

@@ -24,9 +24,8 @@ from datasets.utils.tqdm import are_progress_bars_disabled
 from huggingface_hub import logging as hub_logging
 from PIL import Image
 
-from fedmjp.data.datasets import HUB, LabelledDataset
-from fedmjp.data.layout import Split
-from fedmjp.data.pictures import open_picture
+from fedmjp.data.layout import HUB, Split
+from fedmjp.data.pictures import LabelledDataset, open_picture
 from fedmjp.errors import DataError
 from fedmjp.files import require_regular
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fedmjp import jigsaw
-from fedmjp.data.datasets import LabelledDataset, open_dataset
+from fedmjp.data.datasets import open_dataset
 from fedmjp.data.loading import Batch, evaluation_batches
+from fedmjp.data.pictures import LabelledDataset
 from fedmjp.errors import BadInputError, DataError
 from fedmjp.evaluation.runs import TrainedModel
 from fedmjp.models.build import build

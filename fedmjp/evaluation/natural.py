@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedmjp.data.datasets import LabelledDataset, names_of_imagenet, open_dataset
+from fedmjp.data.datasets import names_of_imagenet, open_dataset
+from fedmjp.data.pictures import LabelledDataset
 from fedmjp.errors import BadInputError, DataError
 from fedmjp.evaluation.consistency import Booleans, Floats, Sample
 from fedmjp.evaluation.runs import TrainedModel

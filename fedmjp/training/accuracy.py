@@ -8,8 +8,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedmjp.data.datasets import LabelledDataset
 from fedmjp.data.loading import Batch, evaluation_batches
+from fedmjp.data.pictures import LabelledDataset
 from fedmjp.errors import DataError
 from fedmjp.learning import Recipe
 from fedmjp.models.classifier import Classifier

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedmjp.data.datasets import LabelledDataset, open_dataset
+from fedmjp.data.datasets import open_dataset
 from fedmjp.data.loading import steps_per_epoch, training_epochs
+from fedmjp.data.pictures import LabelledDataset
 from fedmjp.defences.base import Spent
 from fedmjp.defences.pipeline import Pipeline
 from fedmjp.errors import CheckpointError

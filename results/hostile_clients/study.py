@@ -27,8 +27,9 @@ from torch import Tensor
 from fedmjp.benchmarks.scripts import Pictures, keep_table
 from fedmjp.clients.training import LocalTraining
 from fedmjp.config import Checkpoint
-from fedmjp.data.datasets import LabelledDataset, open_dataset
+from fedmjp.data.datasets import open_dataset
 from fedmjp.data.partitions import Partition, partition
+from fedmjp.data.pictures import LabelledDataset
 from fedmjp.learning import ROBUST, Recipe
 from fedmjp.models.build import build
 from fedmjp.models.classifier import Classifier

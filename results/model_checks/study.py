@@ -42,9 +42,9 @@ from fedmjp.benchmarks.leaderboard.statistics import share
 from fedmjp.benchmarks.scripts import Pictures, keep_table
 from fedmjp.clients.checks import Finding, Incoming, examine_model, remember
 from fedmjp.clients.training import LocalTraining
-from fedmjp.data.datasets import LabelledDataset, open_dataset
+from fedmjp.data.datasets import open_dataset
 from fedmjp.data.partitions import partition
-from fedmjp.data.pictures import LabelledPicture, to_image
+from fedmjp.data.pictures import LabelledDataset, LabelledPicture, to_image
 from fedmjp.exchange import change_weights
 from fedmjp.learning import Training
 from fedmjp.models import names
