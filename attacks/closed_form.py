@@ -85,7 +85,8 @@ class ClosedForm(Attack[Model]):
             for index, (patches, diagnostics) in zip(group, solved, strict=True):
                 count, system = uploads[index].num_examples, systems[index]
                 images = picture(patches, model).expand(count, -1, -1, -1).contiguous()
-                visible = None if model.defended else _visible_pixels(system.tokens, model, count)
+                hides = system.tokens.mask.any() and not model.defended
+                visible = _visible_pixels(system.tokens, model, count) if hides else None
                 reconstructions[index] = Reconstruction(images, {**system.diagnostics, **diagnostics}, visible)
         return [reconstructions[index] for index in range(len(uploads))]
 
@@ -123,10 +124,8 @@ class Oracle(ClosedForm[Model]):
         return oracle_token_gradients(upload, model, threat)
 
 
-def _visible_pixels(tokens: TokenGradients, model: Entrance, count: int) -> Tensor | None:
-    """Mark the pixels of patches that the upload has a gradient of; None if it has one of each."""
-    if not tokens.mask.any():
-        return None
+def _visible_pixels(tokens: TokenGradients, model: Entrance, count: int) -> Tensor:
+    """Mark the pixels of patches that the upload has a gradient of."""
     of_patches = (~tokens.mask).float()[None, :, None].expand(-1, -1, model.patch_size**2)
     return from_patches(of_patches, model.pixels, model.patch_size)[:, 0].bool().expand(count, -1, -1).contiguous()
 

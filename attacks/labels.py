@@ -1,5 +1,6 @@
 """Which labels an upload was computed from, read off the gradient of the classifier's bias."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -72,7 +73,7 @@ def _factor(gradient: Tensor, pictures: int, smoothing: float) -> float:
     if len(gradient) < pictures or bool(negative.all()) or not bool(negative.any()):
         return 1.0
     shown = float((gradient[~negative].mean() - gradient[negative]).sum()) / (1 - smoothing)
-    return 1.0 if PLAIN[0] <= shown <= PLAIN[1] else shown
+    return shown if math.isfinite(shown) and not PLAIN[0] <= shown <= PLAIN[1] else 1.0
 
 
 def mean_gradient(upload: Upload, name: str, model: Entrance, threat: ThreatModel) -> Tensor:

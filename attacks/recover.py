@@ -12,7 +12,7 @@ from fedmjp.attacks.linear_systems import NEGLIGIBLE
 from fedmjp.attacks.token_gradients import TokenGradients, count_refusal, shown_tokens, solve_patches
 from fedmjp.errors import AttackNotApplicableError, BadInputError
 from fedmjp.models import names
-from fedmjp.models.entrance import channel_values, count_patches, denormalised
+from fedmjp.models.entrance import channel_values, count_patches, denormalised, require_pixels
 from fedmjp.models.probing import MOST_PREFIX_TOKENS
 from fedmjp.patches import from_patches, grids_of, seams_of
 
@@ -276,6 +276,8 @@ def _checked(
         shapes = f"(1, tokens, {shape[0]}) or (tokens, {shape[0]})"
         raise BadInputError(f"the position embedding's gradient has shape {table}, not {shapes}")
     side = shape[-1]
+    if pixels is not None:
+        require_pixels(pixels)
     if pixels is not None and (min(pixels) < side or pixels[0] % side or pixels[1] % side):
         raise BadInputError(f"pixels {pixels} are no multiples of the patch size {side}: give height and width")
     patches = math.isqrt(table[-2]) ** 2 if pixels is None else (pixels[0] // side) * (pixels[1] // side)

@@ -460,6 +460,16 @@ def test_a_size_that_the_positions_are_not_of_is_refused() -> None:
         adopt(made(lambda: Grid(144)), mean=MEAN, std=STD, pixels=(64, 64))
 
 
+@pytest.mark.parametrize("pixels", [64, (64,), (64, 0), (64.0, 64.0), "6464"])
+def test_pixels_that_are_no_sides_are_refused(pixels: Any, clean: Tensor) -> None:
+    module = made(of_timm)
+    own = gradients(module, clean)
+    with pytest.raises(BadInputError, match="are not height and width of pictures, such as"):
+        adopt(module, mean=MEAN, std=STD, pixels=pixels)
+    with pytest.raises(BadInputError, match="are not height and width of pictures, such as"):
+        fedmjp.recover(own["patch_embed.proj.weight"], own["pos_embed"], mean=MEAN, std=STD, pixels=pixels)
+
+
 WHOLE = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3}
 
 

@@ -72,7 +72,7 @@ def _likely_sets(equations: HeadEquations) -> list[Labels]:
     lower_bounds, count = shown_counts(equations.head, equations.gradient), equations.count
     whole = float(lower_bounds.clamp_min(0).sum()) / count
     sets: dict[Labels, None] = {}
-    for share in SHARES if whole > 0 else ():
+    for share in SHARES if 0 < whole < math.inf else ():
         scaled = lower_bounds * share / whole
         if int(least_counts(scaled).sum()) <= count:
             sets[likeliest(scaled, count)] = None
@@ -97,7 +97,8 @@ def _best_of(
     dense: bool = True,
 ) -> HeadSolution | None:
     solutions = _solutions(equations, sets, by_class=by_class, smooths=smooths, dense=dense)
-    return min(solutions, key=lambda solution: solution.misfit, default=None)
+    finite = (solution for solution in solutions if math.isfinite(solution.misfit))
+    return min(finite, key=lambda solution: solution.misfit, default=None)
 
 
 def _solutions(

@@ -186,9 +186,9 @@ class HeadEquations:
         return torch.cat([bases, smoothed[:, None]], 1)
 
     def _free(self, models: Tensor) -> Tensor:
-        """Solve for what is free (starts, free), of which nothing is negative."""
+        """Solve for what is free (starts, free), of which nothing is negative; NaN where that overflows."""
         flat = models.flatten(2)
-        free: Tensor = torch.linalg.lstsq(flat @ flat.mT, flat @ self.observed.flatten()[:, None]).solution[..., 0]
+        free: Tensor = _solved_gram(flat, flat @ self.observed.flatten()[:, None])[..., 0]
         return free.clamp_min(0)
 
     def misfit(self, unknowns: Tensor, slopes: Tensor) -> Tensor:
@@ -236,7 +236,7 @@ class HeadEquations:
         """Take out of the Gauss-Newton matrix what is free, which is solved for anew at each state."""
         pulls = [self.pulled(state, model, steps).flatten(1) for model in models.unbind(1)]
         border, flat = torch.stack(pulls, 1), models.flatten(2)
-        explained = border.mT @ torch.linalg.lstsq(flat @ flat.mT, border).solution
+        explained = border.mT @ _solved_gram(flat, border)
         projected: Tensor = matrix - explained.view_as(matrix)
         return projected
 
@@ -289,3 +289,10 @@ class HeadEquations:
 
     def _with_constant(self, unknowns: Tensor) -> Tensor:
         return torch.cat([unknowns, torch.full_like(unknowns[..., :1], self.constant)], -1)
+
+
+def _solved_gram(rows: Tensor, right: Tensor) -> Tensor:
+    """Solve with the Gram matrix of rows (..., n, entries); NaN where it is not finite or singular."""
+    factor, failed = torch.linalg.cholesky_ex(rows @ rows.mT)
+    solved = torch.cholesky_solve(right, factor)
+    return torch.where(failed[..., None, None] > 0, torch.nan, solved)

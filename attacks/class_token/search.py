@@ -139,7 +139,7 @@ def from_starts(equations: HeadEquations, labels: tuple[int, ...], generator: to
     begun = torch.stack([begin(equations, assumed, start, generator) for start in STARTS])
     targets = equations.gradient.targets(assumed)[None]
     state = minimise(equations, begun, targets.expand(len(begun), -1, -1))
-    best = equations.state(state.unknowns[state.cost.argmin()][None], targets)
+    best = equations.state(state.unknowns[state.cost.nan_to_num(torch.inf).argmin()][None], targets)
     return HeadSolution(equations, labels, polish(equations, best, targets))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedmjp.config import UpdateKind
 from fedmjp.errors import BadInputError, suggestion
 from fedmjp.models import names
-from fedmjp.models.entrance import channel_values, denormalised
+from fedmjp.models.entrance import channel_values, denormalised, require_pixels
 from fedmjp.models.layouts import unwrap_name
 from fedmjp.models.probing import EntranceLayout, before_embedding, find_entrance
 from fedmjp.records import Upload, require_weights, weights_digest
@@ -132,7 +132,9 @@ def adopt(
             looked for and what to do.
     """
     centre, scale = _statistics(module, mean, std)
-    entrance = find_entrance(module, pixels)
+    if pixels is not None:
+        require_pixels(pixels)
+    entrance = find_entrance(module, None if pixels is None else (pixels[0], pixels[1]))
     parameters, embedding = dict(module.named_parameters()), entrance.embedding
     device = parameters[entrance.positions.name].device
     inside_mean, inside_std = before_embedding(entrance, centre, scale)

@@ -63,6 +63,20 @@ def count_patches(model: Entrance) -> int:
     return (height // model.patch_size) * (width // model.patch_size)
 
 
+def require_pixels(pixels: object) -> None:
+    """Refuse what is no height and width of pictures.
+
+    Args:
+        pixels: As a caller states them.
+
+    Raises:
+        BadInputError: Unless they are two positive whole numbers.
+    """
+    sides = pixels if isinstance(pixels, tuple | list) else ()
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise BadInputError(f"pixels {pixels!r} are not height and width of pictures, such as (72, 128)")
+
+
 def channel_values(mean: Sequence[float], std: Sequence[float]) -> tuple[list[float], list[float]]:
     """Check the numbers that pictures are normalised with.
 
