@@ -290,9 +290,14 @@ def test_the_command_says_what_an_upload_shows_of_size_and_patches(
         printed = " ".join(capsys.readouterr().out.split())
         assert "Pictures of 32 x 128 pixels in patches of 8" in printed
         assert "16 of 64 patches have no gradient, as of dropped tokens: nothing shows them" in printed
-        assert ("the patches fit together as 32 x 128 pixels" in printed) is (not private)
+        assert "the patches fit together as 32 x 128 pixels" in printed, "whoever holds the picture to score it"
     assert "dB where patches have a gradient)" in printed
     assert json.loads(Path("out/attack.json").read_text())["scores"]["psnr_visible"] > 50
+    Image.fromarray(np.zeros((64, 64, 3), dtype=np.uint8)).save("square.png")
+    assert attack(*given, "--private", "square.png") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "not scored: square.png is 64 x 64, and the patches were laid out as 128 x 32" in printed
+    assert json.loads(Path("out/attack.json").read_text())["scores"] is None
 
 
 def test_a_network_that_shows_too_little_of_its_tokens_is_refused_too(

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +48,14 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
     except BadInputError as error:
         raise BadInputError(f"{path}: {error}") from None
     private = None if options["private"] is None else _private(Path(options["private"]), adopted, threat)
-    if private is not None:
-        adopted = replace(adopted, pixels=(private.shape[1], private.shape[2]), pixels_known=True)
     adopted, notes = fit_entrance(module_attack, upload, adopted, threat)
+    if private is not None and private.shape[1:] != adopted.pixels:
+        height, width = private.shape[1:]
+        notes.append(
+            f"not scored: {options['private']} is {width} x {height}, and the patches were laid out as "
+            f"{adopted.pixels[1]} x {adopted.pixels[0]}"
+        )
+        private = None
     with warnings.catch_warnings(action="ignore"):  # the notes say the same
         reconstruction: Any = attack(
             module_attack.name, upload, adopted, options=attack_options, threat=threat, seed=options["seed"]
