@@ -38,6 +38,9 @@ ROOT = Path(__file__).parents[1]
 # tests start.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+# Simulations that tests start have a Ray of their own: without an address, Ray joins any cluster of this user, such as
+# that of test_ray_workers, whose nodes of one core have no room for Flower's actors.
+os.environ["RAY_ADDRESS"] = "local"
 # A hundred processes import our packages: each module is compiled once, not by each of them, whatever pytest was told.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -233,7 +233,6 @@ def test_flwr_run_works_in_the_clone_as_flowers_users_expect(tmp_path: Path) -> 
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
-        "RAY_ADDRESS": "local",  # without it, Ray joins any cluster of this user, such as that of test_ray_workers
         "FEDMJP_TEST": str(tmp_path),
     }
     started = time.time()
