@@ -1,4 +1,4 @@
-"""Inputs X of a linear layer, one row per record, from its gradient: G = D^T X for the weight and g = D^T 1 for the bias.
+"""Inputs X of a linear layer, one row per record, from its gradients G = D^T X (weight) and g = D^T 1 (bias).
 
 With A = [G | g] = D^T [X | 1] of rank B, the factor D^T = L Q and [X | 1] = Q^-1 R follow from any rank factorisation
 A = L R and a matrix Q (B, B). Three rules find Q, the cheap ones first:
@@ -11,7 +11,7 @@ A = L R and a matrix Q (B, B). Three rules find Q, the cheap ones first:
   et al., NeurIPS 2024).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -72,20 +72,35 @@ def separate(gradient: LayerGradient, records: int, *, samples: int, generator: 
             rank,
         )
     factor, rows = left[:, :rank] * values[:rank], right[:rank]
-    quiet = factor.norm(dim=1) > noise * rank**0.5 / QUIET
-    search = _Search(factor[quiet], noise, generator)
+    search = _Search(factor, noise, generator)
     own_rows = _parallel_rows(search)
     assemble = partial(_assembled, gradient, factor, rows, records, float(scale))
     peeled = assemble(own_rows, None)
     if len(own_rows) == rank:
         return assemble(own_rows, torch.linalg.inv(own_rows))
-    if len(search.units) < 2 * rank or rank > MOST_SEPARATED:
+    if rank > MOST_SEPARATED:
         return peeled
-    best = peeled
-    for columns in search.columns(samples):
-        solution = assemble(torch.linalg.inv(columns), columns)
-        best = max(best, solution, key=lambda inputs: int(inputs.certified.sum()))
-        if int(best.certified.sum()) == rank:
+    searched = _searched(search, assemble, samples)
+    return searched if int(searched.certified.sum()) > int(peeled.certified.sum()) else peeled
+
+
+def _searched(search: "_Search", assemble: Callable[[Tensor, Tensor | None], LayerInputs], samples: int) -> LayerInputs:
+    """Search for columns; once some are certified, search for the others in what their rows leave open."""
+    rank, factor = search.rank, search.factor
+    basis, fixed = torch.eye(rank).to(factor), factor.new_zeros(rank, 0)
+    best, certified = assemble(factor.new_zeros(0, rank), None), 0
+    while certified < rank:
+        for directions in _Search(factor @ basis, search.noise, search.generator).columns(samples):
+            columns = torch.cat([fixed, basis @ directions], 1)
+            inverse = torch.linalg.inv(columns)
+            solution = assemble(inverse, columns)
+            right = solution.certified[:rank]
+            if int(right.sum()) > certified:
+                best, certified = solution, int(right.sum())
+                fixed = columns[:, right]
+                basis = torch.linalg.svd(inverse[right]).Vh[certified:].mT
+                break
+        else:
             break
     return best
 
@@ -133,10 +148,11 @@ class _Search:
     """A search for columns q of Q: directions that are orthogonal to many rows of the factor L (outputs, rank)."""
 
     def __init__(self, factor: Tensor, noise: float, generator: torch.Generator) -> None:
-        self.factor, self.generator = factor, generator
+        self.rank, self.noise, self.generator = factor.shape[1], noise, generator
         norms = factor.norm(dim=1, keepdim=True)
-        self.units = factor / norms
-        self.rank = factor.shape[1]
+        loud = norms[:, 0] > noise * self.rank**0.5 / QUIET
+        self.factor, norms = factor[loud], norms[loud]
+        self.units = self.factor / norms
         self.tolerance = 30 * noise / norms[:, 0]
 
     def columns(self, samples: int) -> Iterator[Tensor]:
@@ -145,6 +161,11 @@ class _Search:
         Args:
             samples: Submatrices that are drawn at most.
         """
+        if self.rank == 1:
+            yield self.units.new_ones(1, 1)
+            return
+        if len(self.units) < 2 * self.rank:
+            return
         pool, chosen = self.units.new_zeros(0, self.rank), self.units.new_zeros(0, self.rank)
         for _ in range(max(1, samples // CHUNK)):
             drawn = self._drawn()
@@ -172,7 +193,7 @@ class _Search:
         return (directions @ self.units.mT).abs() <= self.tolerance.clamp_min(least)
 
     def _merged(self, pool: Tensor) -> Tensor:
-        """Solve for each direction again with all its zeros, and keep the distinct ones, those with most zeros first."""
+        """Solve for each direction with all its zeros; return the distinct ones, those with most zeros first."""
         for least in (CLOSE, CLOSE / 10, CLOSE / 100, CLOSE / 1000, 0.0):
             zeros = self._zeros(pool, least).to(self.units)
             grams = torch.einsum("dk,ki,kj->dij", zeros, self.units, self.units)

@@ -202,7 +202,7 @@ def training_copy(module: nn.Module) -> nn.Module:
         if isinstance(part, _DropoutNd):
             part.eval()
         elif isinstance(part, _BatchNorm):
-            part.momentum = 0.0  # running statistics stay
+            part.track_running_stats, part.running_mean, part.running_var = False, None, None
         part._forward_hooks.clear()
     return copied.requires_grad_(True)
 
