@@ -19,8 +19,17 @@ from fedmjp.benchmarks.audit.evaluating import Private, leaking, read_private, s
 from fedmjp.benchmarks.audit.network import Network, by_name, load_network, take_in
 from fedmjp.benchmarks.audit.noise import Repeats, measure_change, measure_repeats
 from fedmjp.benchmarks.audit.protections import verify
-from fedmjp.benchmarks.audit.recipe import as_one_group, channels, departure_of, read_recipe, threat_of, unreadable
+from fedmjp.benchmarks.audit.recipe import (
+    as_one_group,
+    channels,
+    departure_of,
+    read_recipe,
+    step_of,
+    threat_of,
+    unreadable,
+)
 from fedmjp.benchmarks.audit.running import AppRun, Records, one_line, play
+from fedmjp.benchmarks.audit.verdict import unanswered
 from fedmjp.benchmarks.audit.wire import Answer, leaves, read_answers, server_controls
 from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp.errors import BadInputError
@@ -144,6 +153,9 @@ def _examine(name: str, records: Records, run: AppRun, *, stand_in: bool, on_sta
         "advice": None,
         "problem": run.problem,
         "control": None,
+        "counterfactual": [],
+        "step": step_of(recipe),
+        **unanswered(),
         "network_uploads": any(answer.kind in ("weights", "gradient") for answer in answers),
     }
     findings = Findings(report, run.log)
@@ -342,7 +354,7 @@ def _report_control(network: Network, private: Private | None, findings: Finding
     try:
         control: Control = make_control(network, side=side, channels=count)
     except BadInputError as error:
-        report["control"] = {"made": False, "reason": one_line(str(error)), "leaks": []}
+        report["control"] = {"made": False, "reason": one_line(str(error)), "leaks": [], "network_read": False}
         return None
     attempts = attempt_all(network, control.update, control.threat)
     rows = []
@@ -354,7 +366,7 @@ def _report_control(network: Network, private: Private | None, findings: Finding
             pair = [control.private.pictures[0], attempt.made.images[0]]  # type: ignore[index]
             findings.strips.append((f"control: one known picture, undefended, {attempt.attack}", pair))
     kinds = {row["reveals"] for row in rows if row["role"] == "attack" and _succeeded(row)}
-    report["control"] = {"made": True, "rows": rows, "leaks": sorted(kinds)}
+    report["control"] = {"made": True, "rows": rows, "leaks": sorted(kinds), "network_read": "pictures" in kinds}
     return control
 
 

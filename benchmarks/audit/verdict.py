@@ -13,6 +13,25 @@ POLICY = (
 HOLDS, LEAKS, UNKNOWN = 0, 1, 2
 
 
+def unanswered() -> dict[str, Any]:
+    """Return the keys of the three questions as they are before anything was attacked."""
+    return {
+        "labels": {
+            "answered": False, "why": None, "right": None, "guess": None, "interval": None, "examples": None,
+            "classes": None, "attack": None, "batch_norm": None,
+        },
+        "membership": {
+            "answered": False, "why": None, "auc": None, "interval": None, "members": 0, "others": 0,
+            "tpr_at_1_percent": None, "tpr_at_01_percent": None, "score": None, "control_auc": None,
+            "other_client_auc": None, "caveats": [],
+        },
+        "records": {
+            "came_back": 0, "of": 0, "attack": None, "kind": "pictures", "best": None, "floor": None, "unit": "dB",
+            "why": None,
+        },
+    }  # fmt: skip
+
+
 def exit_code(report: Mapping[str, Any]) -> int:
     """Return 0 where the policy holds, 1 where something leaks against it, 2 where nobody can tell.
 
