@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.benchmarks.audit import attacking, running, verbatim
-from fedmjp.benchmarks.audit.app import ADDED, copy_with_probe, read_app
+from fedmjp.benchmarks.audit.app import ADDED, CODE, copy_with_probe, read_app
 from fedmjp.benchmarks.audit.attacking import Attempt, attempt_all
 from fedmjp.benchmarks.audit.cheating import play_servers
 from fedmjp.benchmarks.audit.control import make_control
@@ -28,7 +28,7 @@ from fedmjp.benchmarks.audit.evaluating import Private, scored
 from fedmjp.benchmarks.audit.network import Network, by_name, take_in
 from fedmjp.benchmarks.audit.protections import verify
 from fedmjp.benchmarks.audit.recipe import unreadable
-from fedmjp.benchmarks.audit.running import Records, play, said_of
+from fedmjp.benchmarks.audit.running import Records, RunOptions, play, said_of
 from fedmjp.benchmarks.audit.verdict import exit_code, verdict
 from fedmjp.benchmarks.audit.wire import Answer
 from fedmjp.errors import AppError, BadInputError
@@ -292,7 +292,8 @@ def test_an_app_that_hangs_is_told_after_the_time_limit(tmp_path: Path, monkeypa
     monkeypatch.setattr(running, "POLL_SECONDS", 0.05)
     app = read_app(vit_app(tmp_path / "app", batch=1))
     superlink: Any = HangingSuperLink(tmp_path)
-    run = play(superlink, app, Records(tmp_path / "audit"), {"rounds": 1, "stand_in": False, "pictures": ""}, limit=0.2)
+    settings = {"rounds": 1, "stand_in": False, "pictures": ""}
+    run = play(superlink, app, Records(tmp_path / "audit"), settings, RunOptions(limit=0.2))
     assert run.problem is not None
     assert run.problem.startswith("the app hangs")
 
@@ -302,7 +303,7 @@ def test_an_app_that_hangs_is_told_after_the_time_limit(tmp_path: Path, monkeypa
     [
         ({"records": {}}, None, "the app sends nothing: answers to training hold no records"),
         ({"error": 2, "reason": "first\nlast"}, None, "the app sends nothing: clients answer with errors, last"),
-        (None, None, "the app sends nothing: no client was asked to train"),
+        (None, None, "the app sends nothing: its server's process ended before anything was sent"),
         ({"records": {"a": {}}}, None, None),
         ({"records": {"a": {}}}, "the app hangs: it was stopped", "waiting for clients to answer train of round 2"),
     ],
@@ -320,15 +321,16 @@ def test_why_a_run_is_not_complete_is_one_line(
     assert problem is None if said is None else said in str(problem)
 
 
-def test_the_copy_has_one_package_more_and_the_app_stays_as_it_is(tmp_path: Path) -> None:
+def test_the_bundle_is_the_probe_alone_and_the_app_stays_as_it_is(tmp_path: Path) -> None:
     folder = vit_app(tmp_path / "app", batch=1)
     before = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
-    copy = copy_with_probe(read_app(folder), tmp_path / "copy", {"folder": "s"}, {"folder": "secret-place"})
+    bundle = copy_with_probe(read_app(folder), tmp_path / "app-run", {"folder": "s"}, {"folder": "secret-place"})
     assert {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in before} == before
-    assert {path.name for path in copy.iterdir()} == {"pyproject.toml", "small", ADDED}
-    assert (copy / "small" / "parts.py").read_bytes() == (folder / "small" / "parts.py").read_bytes()
-    assert f'serverapp = "{ADDED}.server:app"' in (copy / "pyproject.toml").read_text()
-    assert "secret-place" not in (copy / ADDED / "server.json").read_text()  # the server is not told where pictures go
+    assert {path.name for path in bundle.iterdir()} == {"pyproject.toml", ADDED}
+    copied = tmp_path / "app-run" / CODE
+    assert (copied / "small" / "parts.py").read_bytes() == (folder / "small" / "parts.py").read_bytes()
+    assert f'serverapp = "{ADDED}.server:app"' in (bundle / "pyproject.toml").read_text()
+    assert "secret-place" not in (bundle / ADDED / "server.json").read_text()  # it is not told where pictures go
 
 
 def test_a_folder_that_is_no_app_is_refused(tmp_path: Path) -> None:

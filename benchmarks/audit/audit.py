@@ -28,7 +28,7 @@ from fedmjp.benchmarks.audit.recipe import (
     threat_of,
     unreadable,
 )
-from fedmjp.benchmarks.audit.running import AppRun, Records, one_line, play
+from fedmjp.benchmarks.audit.running import AppRun, Records, RunOptions, one_line, play
 from fedmjp.benchmarks.audit.verdict import unanswered
 from fedmjp.benchmarks.audit.wire import Answer, leaves, read_answers, server_controls
 from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
@@ -95,8 +95,7 @@ def audit(
     *,
     stand_in: bool,
     rounds: int,
-    limit: float,
-    run_config: Sequence[str] = (),
+    options: RunOptions,
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> Findings:
     """Audit a Flower app; nothing in its folder is changed.
@@ -105,12 +104,11 @@ def audit(
         folder: Of the app.
         stand_in: Whether bundled pictures and drawn weights stand in for data and weights that cannot be loaded.
         rounds: That are watched.
-        limit: Seconds for the app's run.
-        run_config: ``KEY=VALUE`` of the app's run config, as of ``flwr run``.
+        options: How it is run.
         on_stage: Called with what begins.
 
     Raises:
-        AppError: If the folder holds no app.
+        AppError: If the folder holds no app, or a value of the node's config has no key.
     """
     app = read_app(folder)
     with PrivateSuperLink() as superlink:
@@ -119,9 +117,9 @@ def audit(
         np.savez(pictures, pictures=_bundled())
         records = Records(superlink.home / "audit")
         settings = {"rounds": rounds, "stand_in": stand_in, "pictures": str(pictures)}
-        run = play(superlink, app, records, settings, limit=limit, run_config=run_config)
+        run = play(superlink, app, records, settings, options)
         findings = _examine(app.name, records, run, stand_in=stand_in, on_stage=on_stage)
-        findings.report["run_config"] = list(run_config)
+        findings.report["run_config"] = list(options.run_config)
         return findings
 
 
@@ -269,7 +267,7 @@ def _attack_round(
     mean, std = channels(recipe)
     private = read_private(records.evaluator, answers[0].message, mean, std)
     side = private.side if private else 0
-    module = load_network(records.model, records.root / "app" / "audited")
+    module = load_network(records.model, records.code)
     sent = by_name(module.state_dict(), answers[0].sent)
     network = take_in(module, sent, mean=mean, std=std, side=max(side, 1))
     return [_attack_answer(answer, network, records, repeats) for answer in answers[:ATTACKED]]
