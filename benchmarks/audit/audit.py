@@ -338,7 +338,7 @@ def _report_recovered(where: str, attacked: Attacked, findings: Findings) -> Non
             findings.strips.append((f"{where}, {attempt.attack}", pair))
     if leaks:
         best = max(leaks, key=lambda row: (row["above_floor"], row["psnr_worst_case"]))
-        level = figure(best["psnr_worst_case"], best["floor_of_best"], "dB")
+        level = figure(best["psnr_worst_case"], best["floor_of_best"], "dB").removeprefix("best ")
         report["leaks"].append(
             {
                 "what": f"{best['above_floor']} of {best['pictures']} pictures of {where} come back",

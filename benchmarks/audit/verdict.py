@@ -178,16 +178,14 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
         report: As ``report.json`` holds it.
     """
     lines = [judge_honest(report).line, judge_cheating(report).line]
-    lines += [f"{row['protection'].capitalize()}: {row['said']}" for row in report["protections"] if _failed(row)]
+    lines += [
+        f"{row['protection'].capitalize()}: {row['said']}" for row in report["protections"] if row["verified"] == "no"
+    ]
     features = [row for row in attack_rows(report) if row.get("features_near")]
     if features:
         row = max(features, key=lambda entry: entry["features_near"])
         lines.append(f"Features come back ({row['attack']}): {result(row)}.")
     return lines
-
-
-def _failed(row: Mapping[str, Any]) -> bool:
-    return row["verified"] == "no"
 
 
 def answers(report: Mapping[str, Any]) -> list[Answer]:
