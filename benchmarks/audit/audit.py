@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedmjp.benchmarks.audit import verbatim
 from fedmjp.benchmarks.audit.advice import AuditedUpdate, advise
+from fedmjp.benchmarks.audit.answers import unanswered
 from fedmjp.benchmarks.audit.app import read_app
 from fedmjp.benchmarks.audit.attacking import BROKE, LATE, NOT_RUN, Attempt, attempt_all, classes_held, decay_in_loss
 from fedmjp.benchmarks.audit.cheating import play_servers
@@ -29,8 +30,8 @@ from fedmjp.benchmarks.audit.recipe import (
     unreadable,
 )
 from fedmjp.benchmarks.audit.running import AppRun, Records, one_line, play
-from fedmjp.benchmarks.audit.verdict import unanswered
 from fedmjp.benchmarks.audit.wire import Answer, leaves, read_answers, server_controls
+from fedmjp.benchmarks.audit.wording import figure
 from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp.errors import BadInputError
 from fedmjp.facade import bundled_pictures
@@ -79,6 +80,7 @@ class Attacked:
     threat: ThreatModel
     multiple: float  # of the weights, that was taken off the update
     departure: str | None  # how the update differs from gradients of the loss that attacks know
+    refusal: str | None  # why no attack can read the update, whatever the network
 
     @cached_property
     def best_recovery(self) -> float:
@@ -148,6 +150,7 @@ def _examine(name: str, records: Records, run: AppRun, *, stand_in: bool, on_sta
         "unusual": [],
         "cheating": [],
         "departures": [],
+        "refused": [],
         "taken_off": None,
         "protections": [],
         "advice": None,
@@ -205,6 +208,7 @@ def _clear(message: str, record: str, value: str, correlation: float) -> dict[st
     return {
         "what": f"the answer to {message} holds a private example, or a part of one, as it is: {value} of {record}",
         "evidence": f"correlation {correlation:.4f} with an example of the client's own batch",
+        "in_clear": True,
     }
 
 
@@ -250,6 +254,7 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
     report["not_tested"] += [f"{name} {why}" for name, why in failed if BROKE in why or why == LATE]
     if taken_off := [case for case in attacked if case.multiple]:
         report["taken_off"] = f"{taken_off[0].multiple:.3g} times the weights, as of a penalty on their squares"
+    report["refused"] = list(dict.fromkeys(case.refusal for case in attacked if case.refusal))
     report["departures"] = list(dict.fromkeys(case.departure for case in attacked if case.departure))
     report["cheating"] = play_servers(network, recipe, worst.answer.kind)
     control = _report_control(network, worst.private, findings)
@@ -311,7 +316,7 @@ def _attack_answer(
         departure = departure or shifted
     attempts = attempt_all(network, update, threat, unreadable=why)
     private = read_private(records.evaluator, answer.message, *channels(recipe))
-    return Attacked(answer, network, private, attempts, update, threat, multiple, departure)
+    return Attacked(answer, network, private, attempts, update, threat, multiple, departure, why)
 
 
 def _report_recovered(where: str, attacked: Attacked, findings: Findings) -> None:
@@ -333,7 +338,7 @@ def _report_recovered(where: str, attacked: Attacked, findings: Findings) -> Non
             findings.strips.append((f"{where}, {attempt.attack}", pair))
     if leaks:
         best = max(leaks, key=lambda row: (row["above_floor"], row["psnr_worst_case"]))
-        level = f"{best['psnr_worst_case']} dB at best, their mean colour {best['floor_median']} dB"
+        level = figure(best["psnr_worst_case"], best["floor_of_best"], "dB").removeprefix("best ")
         report["leaks"].append(
             {
                 "what": f"{best['above_floor']} of {best['pictures']} pictures of {where} come back",
