@@ -13,6 +13,7 @@ import torch
 from scipy.stats import chi2_contingency
 from torch import Tensor, nn
 
+from fedmjp.benchmarks.audit.answers import unanswered
 from fedmjp.benchmarks.audit.app_loss import AppLoss, Examples, entries, joined, read_examples
 from fedmjp.benchmarks.audit.intervals import LEVEL, Interval, area_interval, area_under_curve, rate_at, rounded
 from fedmjp.benchmarks.audit.probe.losses import DIGEST_BYTES
@@ -148,26 +149,30 @@ def judge_membership(
         records: Folders of the watched run.
         loss: As the hooks described it.
     """
+    if not rounds:
+        return _open("nothing that was sent could be read as weights or as a gradient")
     try:
         compared = [pair for module, updates in rounds for pair in _compare_round(module, updates, records, loss)]
     except BadInputError as error:
-        return unanswered(str(error))
+        return _open(str(error))
+    except (RuntimeError, ValueError, LookupError, TypeError) as error:  # of somebody else's module
+        return _open(f"the scores broke down: {(str(error).splitlines() or [type(error).__name__])[0]}")
     if not compared:
-        return unanswered(
+        return _open(
             f"fewer than {FEWEST} records with targets are known on one side: those behind an update, or others"
         )
     level = 1 - (1 - LEVEL) / len(compared)
     working = [entry for entry in compared if entry.control[1][0] > 0.5]
     if not working:
         area = max(entry.control[0] for entry in compared)
-        return unanswered(
+        return _open(
             f"the scores do not tell members of an undefended step of our own on this network (area {area:.2f})",
             control_auc=round(area, 4),
         )
     fair = [entry for entry in working if not entry.differs_elsewhere(level)]
     if not fair:
         area = max(entry.area_elsewhere or 0.0 for entry in working)
-        return unanswered(
+        return _open(
             "records that the app trains with and those that it does not come apart by another client's update as well "
             f"(area {area:.2f}): they differ in more than membership",
             other_client_auc=round(area, 4),
@@ -175,16 +180,9 @@ def judge_membership(
     return _answer(max(fair, key=lambda entry: entry.interval(level)[0]), level, records)
 
 
-def unanswered(why: str, **values: float) -> dict[str, Any]:
-    """Make the answer to a question that stays open.
-
-    Args:
-        why: Reason, in a line.
-        values: What is known all the same, by the keys of an answer.
-    """
-    keys = ("auc", "interval", "tpr_at_1_percent", "tpr_at_01_percent", "score", "control_auc", "other_client_auc")
-    nothing: dict[str, Any] = dict.fromkeys(keys)
-    return {"answered": False, "why": why, **nothing, "members": 0, "others": 0, "caveats": [], **values}
+def _open(why: str, **values: float) -> dict[str, Any]:
+    """Leave the question open for a reason, with what is known all the same by its key."""
+    return {**unanswered()["membership"], "why": why, **values}
 
 
 def _answer(best: _Comparison, level: float, records: Records) -> dict[str, Any]:
