@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedmjp.benchmarks.audit import verbatim
 from fedmjp.benchmarks.audit.advice import AuditedUpdate, advise
+from fedmjp.benchmarks.audit.answers import unanswered
 from fedmjp.benchmarks.audit.app import read_app
 from fedmjp.benchmarks.audit.attacking import BROKE, LATE, NOT_RUN, Attempt, attempt_all, classes_held, decay_in_loss
 from fedmjp.benchmarks.audit.cheating import play_servers
 from fedmjp.benchmarks.audit.control import Control, make_control
 from fedmjp.benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored
+from fedmjp.benchmarks.audit.membership import ClientUpdate, judge_membership
 from fedmjp.benchmarks.audit.network import Network, by_name, load_network, take_in
 from fedmjp.benchmarks.audit.noise import Repeats, measure_change, measure_repeats
 from fedmjp.benchmarks.audit.protections import verify
@@ -29,8 +31,8 @@ from fedmjp.benchmarks.audit.recipe import (
     unreadable,
 )
 from fedmjp.benchmarks.audit.running import AppRun, Records, RunOptions, one_line, play
-from fedmjp.benchmarks.audit.verdict import unanswered
 from fedmjp.benchmarks.audit.wire import Answer, leaves, read_answers, server_controls
+from fedmjp.benchmarks.audit.wording import figure
 from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp.errors import BadInputError
 from fedmjp.facade import bundled_pictures
@@ -45,7 +47,6 @@ ALONE = {
 }
 # What no audit looks at; it stands in every report.
 NEVER_TESTED = (
-    "membership: whether a given picture was trained on",
     "what many rounds together give away: as many were watched as the report says, of two clients each",
     "attacks that train a decoder, and searches that take longer than minutes",
     "the deployment: who reaches the SuperLink, its certificates and keys, and what stays on its disks",
@@ -79,6 +80,7 @@ class Attacked:
     threat: ThreatModel
     multiple: float  # of the weights, that was taken off the update
     departure: str | None  # how the update differs from gradients of the loss that attacks know
+    refusal: str | None  # why no attack can read the update, whatever the network
 
     @cached_property
     def best_recovery(self) -> float:
@@ -146,6 +148,7 @@ def _examine(name: str, records: Records, run: AppRun, *, stand_in: bool, on_sta
         "unusual": [],
         "cheating": [],
         "departures": [],
+        "refused": [],
         "taken_off": None,
         "protections": [],
         "advice": None,
@@ -203,6 +206,7 @@ def _clear(message: str, record: str, value: str, correlation: float) -> dict[st
     return {
         "what": f"the answer to {message} holds a private example, or a part of one, as it is: {value} of {record}",
         "evidence": f"correlation {correlation:.4f} with an example of the client's own batch",
+        "in_clear": True,
     }
 
 
@@ -222,6 +226,7 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
     except BadInputError as error:
         report["not_tested"].append(f"attacks on uploads: {error}")
         return
+    report["membership"] = judge_membership(_updates_of_rounds(attacked), records, recipe["loss"])
     # Where nothing leaks, of the last round: in the first one a head may still be zero, which no gradient passes.
     worst = max(reversed(attacked), key=lambda case: case.best_recovery)
     network = worst.network
@@ -248,6 +253,7 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
     report["not_tested"] += [f"{name} {why}" for name, why in failed if BROKE in why or why == LATE]
     if taken_off := [case for case in attacked if case.multiple]:
         report["taken_off"] = f"{taken_off[0].multiple:.3g} times the weights, as of a penalty on their squares"
+    report["refused"] = list(dict.fromkeys(case.refusal for case in attacked if case.refusal))
     report["departures"] = list(dict.fromkeys(case.departure for case in attacked if case.departure))
     report["cheating"] = play_servers(network, recipe, worst.answer.kind)
     control = _report_control(network, worst.private, findings)
@@ -271,6 +277,19 @@ def _attack_round(
     sent = by_name(module.state_dict(), answers[0].sent)
     network = take_in(module, sent, mean=mean, std=std, side=max(side, 1))
     return [_attack_answer(answer, network, records, repeats) for answer in answers[:ATTACKED]]
+
+
+def _updates_of_rounds(attacked: Sequence[Attacked]) -> list[tuple[nn.Module, list[ClientUpdate]]]:
+    """List the network of each round with the updates of it, as they were sent."""
+    rounds: dict[int, tuple[nn.Module, list[ClientUpdate]]] = {}
+    for case in attacked:
+        answer, module = case.answer, case.network.module
+        if answer.kind in ("weights", "gradient"):
+            update = by_name(module.state_dict(), answer.update)
+            is_gradient = answer.kind == "gradient"
+            sent = ClientUpdate(answer.message, answer.node, answer.server_round, is_gradient, update)
+            rounds.setdefault(answer.server_round, (module, []))[1].append(sent)
+    return list(rounds.values())
 
 
 def _advise(network: Network, attacked: Sequence[Attacked], control: Control) -> Any:
@@ -309,7 +328,7 @@ def _attack_answer(
         departure = departure or shifted
     attempts = attempt_all(network, update, threat, unreadable=why)
     private = read_private(records.evaluator, answer.message, *channels(recipe))
-    return Attacked(answer, network, private, attempts, update, threat, multiple, departure)
+    return Attacked(answer, network, private, attempts, update, threat, multiple, departure, why)
 
 
 def _report_recovered(where: str, attacked: Attacked, findings: Findings) -> None:
@@ -331,7 +350,7 @@ def _report_recovered(where: str, attacked: Attacked, findings: Findings) -> Non
             findings.strips.append((f"{where}, {attempt.attack}", pair))
     if leaks:
         best = max(leaks, key=lambda row: (row["above_floor"], row["psnr_worst_case"]))
-        level = f"{best['psnr_worst_case']} dB at best, their mean colour {best['floor_median']} dB"
+        level = figure(best["psnr_worst_case"], best["floor_of_best"], "dB").removeprefix("best ")
         report["leaks"].append(
             {
                 "what": f"{best['above_floor']} of {best['pictures']} pictures of {where} come back",

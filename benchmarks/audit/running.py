@@ -26,6 +26,7 @@ STARTS = 3
 GENERIC = "Ending simulation"  # Flower's last words, whatever went wrong
 HANGS = "the app hangs"
 RUN_CONFIG = "run-config.toml"
+LOG = "flower.log"  # in the report's folder
 PLACE = re.compile(r"\s\(/[^)]*\)")  # where a module was found, in Python's words
 POLL_SECONDS = 0.5
 # Clients that are tried first, and where an app waits for more without a word of how many; Flower's simulation has ten.
@@ -166,6 +167,8 @@ def play(
     if problem is None and _states(app.folder) != owned:
         problem = f"files of {app.folder} changed while the audit ran: the app writes there, or somebody else did"
     traces = [line["traceback"] for line in _problems(records)[:3]]
+    if problem and traces:
+        problem = f"{problem} (the app's traceback is in {LOG})"
     return AppRun(number, seconds, problem, (*traces, *tail) if problem else ())
 
 
