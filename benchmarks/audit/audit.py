@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedmjp.benchmarks.audit import verbatim
 from fedmjp.benchmarks.audit.advice import AuditedUpdate, advise
@@ -17,6 +17,7 @@ from fedmjp.benchmarks.audit.attacking import BROKE, LATE, NOT_RUN, Attempt, att
 from fedmjp.benchmarks.audit.cheating import play_servers
 from fedmjp.benchmarks.audit.control import Control, make_control
 from fedmjp.benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored
+from fedmjp.benchmarks.audit.membership import ClientUpdate, judge_membership
 from fedmjp.benchmarks.audit.network import Network, by_name, load_network, take_in
 from fedmjp.benchmarks.audit.noise import Repeats, measure_change, measure_repeats
 from fedmjp.benchmarks.audit.protections import read_mods, verify
@@ -46,7 +47,6 @@ ALONE = {
 }
 # What no audit looks at; it stands in every report.
 NEVER_TESTED = (
-    "membership: whether a given picture was trained on",
     "what many rounds together give away: as many were watched as the report says, of two clients each",
     "attacks that train a decoder, and searches that take longer than minutes",
     "the deployment: who reaches the SuperLink, its certificates and keys, and what stays on its disks",
@@ -229,6 +229,7 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
     except BadInputError as error:
         report["not_tested"].append(f"attacks on uploads: {error}")
         return
+    report["membership"] = judge_membership(_updates_of_rounds(attacked), records, recipe["loss"])
     # Where nothing leaks, of the last round: in the first one a head may still be zero, which no gradient passes.
     worst = max(reversed(attacked), key=lambda case: case.best_recovery)
     network = worst.network
@@ -294,6 +295,19 @@ def _attack_round(
     sent = by_name(module.state_dict(), answers[0].sent)
     network = take_in(module, sent, mean=mean, std=std, side=max(side, 1))
     return [_attack_answer(answer, network, records, repeats) for answer in answers[:ATTACKED]]
+
+
+def _updates_of_rounds(attacked: Sequence[Attacked]) -> list[tuple[nn.Module, list[ClientUpdate]]]:
+    """List the network of each round with the updates of it, as they were sent."""
+    rounds: dict[int, tuple[nn.Module, list[ClientUpdate]]] = {}
+    for case in attacked:
+        answer, module = case.answer, case.network.module
+        if answer.kind in ("weights", "gradient"):
+            update = by_name(module.state_dict(), answer.update)
+            is_gradient = answer.kind == "gradient"
+            sent = ClientUpdate(answer.message, answer.node, answer.server_round, is_gradient, update)
+            rounds.setdefault(answer.server_round, (module, []))[1].append(sent)
+    return list(rounds.values())
 
 
 def _advise(network: Network, attacked: Sequence[Attacked], control: Control) -> Any:

@@ -29,7 +29,7 @@ from .sampling import current_pass, normalisations, private_optimisers, watch_sa
 
 KEPT_EXAMPLES = 64  # of one training message
 KEPT_BYTES = 2**28
-KEPT_EVALUATED, KEPT_EVALUATED_BYTES = 512, 2**26  # of what a client evaluates with
+KEPT_EVALUATED, KEPT_EVALUATED_BYTES = 1100, 2**26  # of what a client evaluates with
 SAMPLED, OUTLIERS = 100_000, 0.002  # values of a batch that its range is read from, and the share that it may leave out
 TOTAL = 1e-3  # deviation from 1 that a sum of targets may have
 RULE = ("lr", "momentum", "dampening", "nesterov", "weight_decay", "eps")  # of a parameter group, in each step
@@ -151,7 +151,7 @@ class MessageWatch:
         if not self._loss:
             self._loss = describe_loss(function.__name__, function, arguments, keywords)
             if isinstance(loss_input, Tensor):
-                self._loss["link"] = find_link(self._outputs, loss_input)
+                self._loss |= {"link": find_link(self._outputs, loss_input), "shape": list(loss_input.shape)}
                 self._unlinked = None if self._outputs else loss_input.detach()
         if isinstance(target, Tensor):
             self._count_labels(target)
