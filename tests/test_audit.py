@@ -13,7 +13,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
-from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+from dp_accounting.gaussian_mechanism import get_epsilon_gaussian, get_sigma_gaussian
+from flwr.clientapp import client_app
+from flwr.clientapp.mod import message_size_mod
 from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -26,10 +28,12 @@ from fedmjp.benchmarks.audit.cheating import play_servers
 from fedmjp.benchmarks.audit.control import make_control
 from fedmjp.benchmarks.audit.evaluating import Private, scored
 from fedmjp.benchmarks.audit.network import Network, by_name, take_in
-from fedmjp.benchmarks.audit.protections import verify
+from fedmjp.benchmarks.audit.probe import mods
+from fedmjp.benchmarks.audit.protections import read_mods, verify
 from fedmjp.benchmarks.audit.recipe import unreadable
 from fedmjp.benchmarks.audit.running import Records, RunOptions, play, said_of
 from fedmjp.benchmarks.audit.wire import Answer
+from fedmjp.clients.mods import defence_mod
 from fedmjp.errors import AppError, BadInputError
 from fedmjp.facade import bundled_pictures
 from fedmjp.models.carrying import carry
@@ -212,6 +216,20 @@ def test_servers_that_cheat_are_played_on_the_apps_network() -> None:
     assert not read["suppression"]["played"]
 
 
+def test_a_cheating_server_meets_the_apps_mods_or_says_that_it_did_not() -> None:
+    network = take_in(torchvision_vit(), {}, mean=MEAN, std=STD, side=SIDE)
+    private = {"mod": "local_dp", "defences": [{"name": "local_dp", "epsilon": 8.0, "clipping_norm": 1.0}]}
+    defended = {row["server"]: row for row in play_servers(network, recipe_of("SGD", 1), "gradient", [private])}
+    assert defended["class_fishing"]["is_stopped"]
+    assert defended["class_fishing"]["psnr_undefended"] > 60
+    clipped = {"mod": "clip", "defences": [{"name": "clip", "norm": 0.01}]}
+    assert play_servers(network, recipe_of("SGD", 1), "gradient", [clipped])[0]["leaks"]
+    unknown = play_servers(network, recipe_of("SGD", 3), "weights", [{"mod": "their_mod", "defences": []}])
+    assert all(
+        "none of their_mod" in row["unlike"] and "clients of this app take 3" in row["unlike"] for row in unknown
+    )
+
+
 def test_noise_and_clipping_between_training_and_the_wire_are_measured(tmp_path: Path) -> None:
     records = Records(tmp_path)
     for folder in (records.server, records.evaluator):
@@ -234,6 +252,34 @@ def test_noise_and_clipping_between_training_and_the_wire_are_measured(tmp_path:
     assert told["clipped"].verified == told["noisy"].verified == "yes"
     assert "scaled by 0.25" in told["clipped"].said
     assert "standard deviation 0.02" in told["noisy"].said
+
+
+def test_local_dp_is_read_from_the_app_and_held_against_the_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, generator = Records(tmp_path), np.random.default_rng(0)
+    records.server.mkdir()
+    monkeypatch.setattr(client_app, "make_ffn", client_app.make_ffn)
+    monkeypatch.setattr(mods, "_folders", [])
+    mods.watch_mods(records.evaluator)
+    app = client_app.ClientApp(mods=[defence_mod("local_dp", clipping_norm=1.0, epsilon=8.0)])
+    app.train(mods=[message_size_mod])(lambda message, _: message)
+    assert [mod["mod"] for mod in read_mods(records)] == ["local_dp", "message_size_mod"]
+    sent, step = generator.normal(size=5000), generator.normal(size=5000)
+    deviation = 2 * get_sigma_gaussian(8.0, 1e-5)
+    np.savez(records.server / "sent.npz", **{"arrays/w": sent})
+    np.savez(records.evaluator / "m-trained.npz", w=sent + step)
+    said = {}
+    for name, factor in {"stated": 1.0, "half": 0.5}.items():
+        noise = factor * deviation * generator.normal(size=5000)
+        np.savez(records.server / f"{name}.npz", **{"arrays/w": sent + step / np.linalg.norm(step) + noise})
+        answer = Answer("m", 1, 0, records.server / "sent.npz", records.server / f"{name}.npz")
+        said[name] = verify(records, {}, [answer])
+    assert [row.verified for row in said["stated"][:2]] == ["yes", "yes"]
+    assert said["stated"][0].drowns
+    assert "8 after 1" in said["stated"][0].said
+    assert "no epsilon" not in said["stated"][1].said
+    assert said["half"][0].verified == "no"
 
 
 def test_arrays_without_names_are_named_by_their_order() -> None:

@@ -76,7 +76,7 @@ def test_the_policy_holds_only_where_an_attack_that_works_got_nothing(
         ({"cheating": [FISHING]}, "LEAKS", "class_fishing"),
         ({"cheating": [{**FISHING, "unlike": "it met none of the app's mods"}]}, "UNKNOWN", "none of the app's mods"),
         ({"cheating": [{**FISHING, "leaks": False}]}, "UNKNOWN", "no evidence of protection"),
-        ({"cheating": [{**FISHING, "leaks": False, "leaks_undefended": True}]}, "HOLDS", "class_fishing"),
+        ({"cheating": [{**FISHING, "leaks": False, "is_stopped": True}]}, "HOLDS", "class_fishing"),
         ({"cheating": [{"server": "a", "played": False, "said": "no transformer"}]}, "UNKNOWN", "no transformer"),
         ({"leaks": [LEAK]}, "LEAKS", "what an honest one gets"),
     ],

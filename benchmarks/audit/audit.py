@@ -20,7 +20,7 @@ from fedmjp.benchmarks.audit.evaluating import Private, leaking, read_private, s
 from fedmjp.benchmarks.audit.membership import ClientUpdate, judge_membership
 from fedmjp.benchmarks.audit.network import Network, by_name, load_network, take_in
 from fedmjp.benchmarks.audit.noise import Repeats, measure_change, measure_repeats
-from fedmjp.benchmarks.audit.protections import verify
+from fedmjp.benchmarks.audit.protections import read_mods, verify
 from fedmjp.benchmarks.audit.recipe import (
     as_one_group,
     channels,
@@ -151,6 +151,7 @@ def _examine(name: str, records: Records, run: AppRun, *, stand_in: bool, on_sta
         "refused": [],
         "taken_off": None,
         "protections": [],
+        "mods": read_mods(records),
         "advice": None,
         "problem": run.problem,
         "control": None,
@@ -255,11 +256,26 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
         report["taken_off"] = f"{taken_off[0].multiple:.3g} times the weights, as of a penalty on their squares"
     report["refused"] = list(dict.fromkeys(case.refusal for case in attacked if case.refusal))
     report["departures"] = list(dict.fromkeys(case.departure for case in attacked if case.departure))
-    report["cheating"] = play_servers(network, recipe, worst.answer.kind)
-    control = _report_control(network, worst.private, findings)
+    first = _before_noise(attacked)
+    report["cheating"] = play_servers(first, recipe, worst.answer.kind, _in_the_way(report))
+    control = _report_control(first, worst.private, findings)
     if control is not None:
         same_round = [case for case in attacked if case.answer.server_round == worst.answer.server_round]
-        report["advice"] = _advise(network, same_round, control)
+        report["advice"] = _advise(first, same_round, control)
+
+
+def _before_noise(attacked: Sequence[Attacked]) -> Network:
+    """Return the network of the first round whose head passes gradients on, before clients' noise has spoilt it."""
+    heads = [(case.network, case.network.head) for case in attacked]
+    passing = (network for network, head in heads if head is None or network.module.get_parameter(head[0]).any())
+    return next(passing, attacked[-1].network)
+
+
+def _in_the_way(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """List what stands between training and a cheating server: mods, and noise that no mod of ours explains."""
+    names = {protection["protection"] for protection in report["protections"] if protection["adds_noise"]}
+    explained = any(mod["defences"] for mod in report["mods"])
+    return [*report["mods"], *({"mod": name, "defences": []} for name in sorted(names) if not explained)]
 
 
 def _attack_round(
@@ -293,11 +309,11 @@ def _updates_of_rounds(attacked: Sequence[Attacked]) -> list[tuple[nn.Module, li
 
 
 def _advise(network: Network, attacked: Sequence[Attacked], control: Control) -> Any:
-    """Advise on what the app sends where that leaks, else on the control."""
+    """Advise on what the app sends where that leaks, else on the control, which is of the given network."""
     leaks = [case for case in attacked if case.best_recovery]
     if len(leaks) > 1:
         pair = [AuditedUpdate(case.update, case.threat, case.private) for case in leaks[:2] if case.private is not None]
-        return advise(network, pair[0], pair[1], "On an upload of the app's, and again on another client's.")
+        return advise(leaks[0].network, pair[0], pair[1], "On an upload of the app's, and again on another client's.")
     picture = control.private.pictures
     assert picture is not None  # noqa: S101 (a control is of a picture)
     second = make_control(network, side=control.private.side, channels=picture.shape[1], number=1)

@@ -122,8 +122,8 @@ def judge_cheating(report: Mapping[str, Any]) -> Verdict:
     """Judge what a server gets that changes the weights it sends, as far as such servers were played.
 
     Something leaks where the honest server is enough, or where a played server got a picture while it met everything
-    that the app does to an update. It holds where servers that get a picture without the app's mods get none with
-    them. Otherwise nobody can tell: none was played, or it was played without the app's mods or for fewer steps.
+    that the app does to an update. It holds where servers that get a picture without the app's local_dp get none with
+    it. Otherwise nobody can tell: none was played, or it was played without the app's mods or for fewer steps.
 
     Args:
         report: As ``report.json`` holds it.
@@ -144,7 +144,7 @@ def judge_cheating(report: Mapping[str, Any]) -> Verdict:
             row = max(certain, key=lambda candidate: candidate["psnr"])
             return Verdict(server, "LEAKS", f"With {row['server']}, {row['said']}.")
         return Verdict(server, "UNKNOWN", f"{said} But {open_question}.")
-    stopped = [row for row in played if row.get("leaks_undefended")]
+    stopped = [row for row in played if row.get("is_stopped")]
     if stopped and not any(row.get("unlike") for row in stopped):
         return Verdict(server, "HOLDS", said)
     return Verdict(server, "UNKNOWN", f"{said} That no played server gets a picture is no evidence of protection.")

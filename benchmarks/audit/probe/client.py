@@ -7,6 +7,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from . import settings
+from .mods import watch_mods
 from .watching import MessageWatch, watch_torch
 
 SETTINGS = settings.read(settings.CLIENT)
@@ -27,6 +28,7 @@ class WatchedClientApp(ClientApp):
 
                 stand_ins.install(SETTINGS)
             watch_torch()
+            watch_mods(FOLDER)
             app = settings.load(SETTINGS["component"])
             if message.metadata.message_type == settings.WARM:
                 return Message(RecordDict(), reply_to=message)
