@@ -13,24 +13,27 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
-from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+from dp_accounting.gaussian_mechanism import get_epsilon_gaussian, get_sigma_gaussian
+from flwr.clientapp import client_app
+from flwr.clientapp.mod import message_size_mod
 from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.benchmarks.audit import attacking, running, verbatim
-from fedmjp.benchmarks.audit.app import ADDED, copy_with_probe, read_app
+from fedmjp.benchmarks.audit.app import ADDED, CODE, copy_with_probe, read_app
 from fedmjp.benchmarks.audit.attacking import Attempt, attempt_all
 from fedmjp.benchmarks.audit.cheating import play_servers
 from fedmjp.benchmarks.audit.control import make_control
 from fedmjp.benchmarks.audit.evaluating import Private, scored
 from fedmjp.benchmarks.audit.network import Network, by_name, take_in
-from fedmjp.benchmarks.audit.protections import verify
+from fedmjp.benchmarks.audit.probe import mods
+from fedmjp.benchmarks.audit.protections import read_mods, verify
 from fedmjp.benchmarks.audit.recipe import unreadable
-from fedmjp.benchmarks.audit.running import Records, play, said_of
-from fedmjp.benchmarks.audit.verdict import exit_code, verdict
+from fedmjp.benchmarks.audit.running import Records, RunOptions, play, said_of
 from fedmjp.benchmarks.audit.wire import Answer
+from fedmjp.clients.mods import defence_mod
 from fedmjp.errors import AppError, BadInputError
 from fedmjp.facade import bundled_pictures
 from fedmjp.models.carrying import carry
@@ -174,23 +177,6 @@ def test_labels_of_a_network_that_is_no_transformer_are_read(examples: Private) 
     assert not any(one.ran and one.role == "attack" and one.reveals == "pictures" for one in refused.values())
 
 
-def test_nothing_is_said_to_be_safe_where_the_control_does_not_leak() -> None:
-    report: dict[str, Any] = {
-        "problem": None, "leaks": [], "recovered": [], "attacks": [], "cheating": [], "protections": [], "recipe": {},
-        "departures": [],
-        "control": {"made": True, "rows": [], "leaks": ["labels"]},
-    }  # fmt: skip
-    assert "no evidence of protection" in verdict(report)[0]
-    row = {"attack": "patch_embedding", "role": "attack", "reveals": "pictures", "psnr_worst_case": 9.0}
-    leaking = {"made": True, "rows": [{**row, "psnr_worst_case": 80.0}], "leaks": ["pictures"]}
-    assert verdict({**report, "control": leaking, "recovered": [row]})[0].startswith("No attack recovered more")
-    assert exit_code(report) == 2
-    assert exit_code({**report, "control": leaking}) == 0
-    assert exit_code({**report, "control": leaking, "departures": ["other weights were mixed in"]}) == 2
-    assert exit_code({**report, "leaks": [{"what": "a", "evidence": "b"}]}) == 1
-    assert exit_code({**report, "problem": "the app hangs", "leaks": [{"what": "a", "evidence": "b"}]}) == 2
-
-
 def test_the_control_of_an_apps_network_gives_its_picture_back() -> None:
     network = take_in(torchvision_vit(), {}, mean=MEAN, std=STD, side=SIDE)
     control = make_control(network, side=SIDE, channels=3)
@@ -230,6 +216,20 @@ def test_servers_that_cheat_are_played_on_the_apps_network() -> None:
     assert not read["suppression"]["played"]
 
 
+def test_a_cheating_server_meets_the_apps_mods_or_says_that_it_did_not() -> None:
+    network = take_in(torchvision_vit(), {}, mean=MEAN, std=STD, side=SIDE)
+    private = {"mod": "local_dp", "defences": [{"name": "local_dp", "epsilon": 8.0, "clipping_norm": 1.0}]}
+    defended = {row["server"]: row for row in play_servers(network, recipe_of("SGD", 1), "gradient", [private])}
+    assert defended["class_fishing"]["is_stopped"]
+    assert defended["class_fishing"]["psnr_undefended"] > 60
+    clipped = {"mod": "clip", "defences": [{"name": "clip", "norm": 0.01}]}
+    assert play_servers(network, recipe_of("SGD", 1), "gradient", [clipped])[0]["leaks"]
+    unknown = play_servers(network, recipe_of("SGD", 3), "weights", [{"mod": "their_mod", "defences": []}])
+    assert all(
+        "none of their_mod" in row["unlike"] and "clients of this app take 3" in row["unlike"] for row in unknown
+    )
+
+
 def test_noise_and_clipping_between_training_and_the_wire_are_measured(tmp_path: Path) -> None:
     records = Records(tmp_path)
     for folder in (records.server, records.evaluator):
@@ -252,6 +252,34 @@ def test_noise_and_clipping_between_training_and_the_wire_are_measured(tmp_path:
     assert told["clipped"].verified == told["noisy"].verified == "yes"
     assert "scaled by 0.25" in told["clipped"].said
     assert "standard deviation 0.02" in told["noisy"].said
+
+
+def test_local_dp_is_read_from_the_app_and_held_against_the_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, generator = Records(tmp_path), np.random.default_rng(0)
+    records.server.mkdir()
+    monkeypatch.setattr(client_app, "make_ffn", client_app.make_ffn)
+    monkeypatch.setattr(mods, "_folders", [])
+    mods.watch_mods(records.evaluator)
+    app = client_app.ClientApp(mods=[defence_mod("local_dp", clipping_norm=1.0, epsilon=8.0)])
+    app.train(mods=[message_size_mod])(lambda message, _: message)
+    assert [mod["mod"] for mod in read_mods(records)] == ["local_dp", "message_size_mod"]
+    sent, step = generator.normal(size=5000), generator.normal(size=5000)
+    deviation = 2 * get_sigma_gaussian(8.0, 1e-5)
+    np.savez(records.server / "sent.npz", **{"arrays/w": sent})
+    np.savez(records.evaluator / "m-trained.npz", w=sent + step)
+    said = {}
+    for name, factor in {"stated": 1.0, "half": 0.5}.items():
+        noise = factor * deviation * generator.normal(size=5000)
+        np.savez(records.server / f"{name}.npz", **{"arrays/w": sent + step / np.linalg.norm(step) + noise})
+        answer = Answer("m", 1, 0, records.server / "sent.npz", records.server / f"{name}.npz")
+        said[name] = verify(records, {}, [answer])
+    assert [row.verified for row in said["stated"][:2]] == ["yes", "yes"]
+    assert said["stated"][0].drowns
+    assert "8 after 1" in said["stated"][0].said
+    assert "no epsilon" not in said["stated"][1].said
+    assert said["half"][0].verified == "no"
 
 
 def test_arrays_without_names_are_named_by_their_order() -> None:
@@ -292,7 +320,8 @@ def test_an_app_that_hangs_is_told_after_the_time_limit(tmp_path: Path, monkeypa
     monkeypatch.setattr(running, "POLL_SECONDS", 0.05)
     app = read_app(vit_app(tmp_path / "app", batch=1))
     superlink: Any = HangingSuperLink(tmp_path)
-    run = play(superlink, app, Records(tmp_path / "audit"), {"rounds": 1, "stand_in": False, "pictures": ""}, limit=0.2)
+    settings = {"rounds": 1, "stand_in": False, "pictures": ""}
+    run = play(superlink, app, Records(tmp_path / "audit"), settings, RunOptions(limit=0.2))
     assert run.problem is not None
     assert run.problem.startswith("the app hangs")
 
@@ -302,7 +331,7 @@ def test_an_app_that_hangs_is_told_after_the_time_limit(tmp_path: Path, monkeypa
     [
         ({"records": {}}, None, "the app sends nothing: answers to training hold no records"),
         ({"error": 2, "reason": "first\nlast"}, None, "the app sends nothing: clients answer with errors, last"),
-        (None, None, "the app sends nothing: no client was asked to train"),
+        (None, None, "the app sends nothing: its server's process ended before anything was sent"),
         ({"records": {"a": {}}}, None, None),
         ({"records": {"a": {}}}, "the app hangs: it was stopped", "waiting for clients to answer train of round 2"),
     ],
@@ -320,15 +349,16 @@ def test_why_a_run_is_not_complete_is_one_line(
     assert problem is None if said is None else said in str(problem)
 
 
-def test_the_copy_has_one_package_more_and_the_app_stays_as_it_is(tmp_path: Path) -> None:
+def test_the_bundle_is_the_probe_alone_and_the_app_stays_as_it_is(tmp_path: Path) -> None:
     folder = vit_app(tmp_path / "app", batch=1)
     before = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
-    copy = copy_with_probe(read_app(folder), tmp_path / "copy", {"folder": "s"}, {"folder": "secret-place"})
+    bundle = copy_with_probe(read_app(folder), tmp_path / "app-run", {"folder": "s"}, {"folder": "secret-place"})
     assert {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in before} == before
-    assert {path.name for path in copy.iterdir()} == {"pyproject.toml", "small", ADDED}
-    assert (copy / "small" / "parts.py").read_bytes() == (folder / "small" / "parts.py").read_bytes()
-    assert f'serverapp = "{ADDED}.server:app"' in (copy / "pyproject.toml").read_text()
-    assert "secret-place" not in (copy / ADDED / "server.json").read_text()  # the server is not told where pictures go
+    assert {path.name for path in bundle.iterdir()} == {"pyproject.toml", ADDED}
+    copied = tmp_path / "app-run" / CODE
+    assert (copied / "small" / "parts.py").read_bytes() == (folder / "small" / "parts.py").read_bytes()
+    assert f'serverapp = "{ADDED}.server:app"' in (bundle / "pyproject.toml").read_text()
+    assert "secret-place" not in (bundle / ADDED / "server.json").read_text()  # it is not told where pictures go
 
 
 def test_a_folder_that_is_no_app_is_refused(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from fedmjp.benchmarks.audit.audit import _examine
 from fedmjp.benchmarks.audit.evaluating import Private, read_private, scored
 from fedmjp.benchmarks.audit.network import take_in
 from fedmjp.benchmarks.audit.noise import Change, Repeats
-from fedmjp.benchmarks.audit.probe import watching
+from fedmjp.benchmarks.audit.probe import sampling, watching
 from fedmjp.benchmarks.audit.protections import verify
 from fedmjp.benchmarks.audit.recipe import as_one_group, channels, departure_of, read_recipe, threat_of, unreadable
 from fedmjp.benchmarks.audit.running import AppRun, Records
@@ -57,7 +57,7 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for owner, name in places:
         monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setattr(watching, "_patched", False)
-    monkeypatch.setattr(watching, "_pass", None)
+    monkeypatch.setattr(sampling, "_pass", None)
     monkeypatch.setitem(sys.modules, "opacus", ModuleType("opacus"))
     watching.watch_torch()
     yield
@@ -435,7 +435,7 @@ RANGES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[float, float]]] = {
 @pytest.mark.usefixtures("hooks")
 @pytest.mark.parametrize("name", RANGES)
 def test_pictures_are_taken_in_the_apps_own_range(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "_normalisations", [])
+    monkeypatch.setattr(sampling, "_normalisations", [])
     scale, expected = RANGES[name]
     module = Divides() if name == "bytes" else small_vit()
     picture = bundled_pictures(1, size=SIDE)[0].image[None]

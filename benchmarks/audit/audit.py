@@ -7,21 +7,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedmjp.benchmarks.audit import verbatim
 from fedmjp.benchmarks.audit.advice import AuditedUpdate, advise
+from fedmjp.benchmarks.audit.answers import unanswered
 from fedmjp.benchmarks.audit.app import read_app
 from fedmjp.benchmarks.audit.attacking import BROKE, LATE, NOT_RUN, Attempt, attempt_all, classes_held, decay_in_loss
 from fedmjp.benchmarks.audit.cheating import play_servers
 from fedmjp.benchmarks.audit.control import Control, make_control
 from fedmjp.benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored
+from fedmjp.benchmarks.audit.membership import ClientUpdate, judge_membership
 from fedmjp.benchmarks.audit.network import Network, by_name, load_network, take_in
 from fedmjp.benchmarks.audit.noise import Repeats, measure_change, measure_repeats
-from fedmjp.benchmarks.audit.protections import verify
-from fedmjp.benchmarks.audit.recipe import as_one_group, channels, departure_of, read_recipe, threat_of, unreadable
-from fedmjp.benchmarks.audit.running import AppRun, Records, one_line, play
+from fedmjp.benchmarks.audit.protections import read_mods, verify
+from fedmjp.benchmarks.audit.recipe import (
+    as_one_group,
+    channels,
+    departure_of,
+    read_recipe,
+    step_of,
+    threat_of,
+    unreadable,
+)
+from fedmjp.benchmarks.audit.running import AppRun, Records, RunOptions, one_line, play
 from fedmjp.benchmarks.audit.wire import Answer, leaves, read_answers, server_controls
+from fedmjp.benchmarks.audit.wording import figure
 from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp.errors import BadInputError
 from fedmjp.facade import bundled_pictures
@@ -36,7 +47,6 @@ ALONE = {
 }
 # What no audit looks at; it stands in every report.
 NEVER_TESTED = (
-    "membership: whether a given picture was trained on",
     "what many rounds together give away: as many were watched as the report says, of two clients each",
     "attacks that train a decoder, and searches that take longer than minutes",
     "the deployment: who reaches the SuperLink, its certificates and keys, and what stays on its disks",
@@ -70,6 +80,7 @@ class Attacked:
     threat: ThreatModel
     multiple: float  # of the weights, that was taken off the update
     departure: str | None  # how the update differs from gradients of the loss that attacks know
+    refusal: str | None  # why no attack can read the update, whatever the network
 
     @cached_property
     def best_recovery(self) -> float:
@@ -86,8 +97,7 @@ def audit(
     *,
     stand_in: bool,
     rounds: int,
-    limit: float,
-    run_config: Sequence[str] = (),
+    options: RunOptions,
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> Findings:
     """Audit a Flower app; nothing in its folder is changed.
@@ -96,12 +106,11 @@ def audit(
         folder: Of the app.
         stand_in: Whether bundled pictures and drawn weights stand in for data and weights that cannot be loaded.
         rounds: That are watched.
-        limit: Seconds for the app's run.
-        run_config: ``KEY=VALUE`` of the app's run config, as of ``flwr run``.
+        options: How it is run.
         on_stage: Called with what begins.
 
     Raises:
-        AppError: If the folder holds no app.
+        AppError: If the folder holds no app, or a value of the node's config has no key.
     """
     app = read_app(folder)
     with PrivateSuperLink() as superlink:
@@ -110,9 +119,9 @@ def audit(
         np.savez(pictures, pictures=_bundled())
         records = Records(superlink.home / "audit")
         settings = {"rounds": rounds, "stand_in": stand_in, "pictures": str(pictures)}
-        run = play(superlink, app, records, settings, limit=limit, run_config=run_config)
+        run = play(superlink, app, records, settings, options)
         findings = _examine(app.name, records, run, stand_in=stand_in, on_stage=on_stage)
-        findings.report["run_config"] = list(run_config)
+        findings.report["run_config"] = list(options.run_config)
         return findings
 
 
@@ -139,11 +148,16 @@ def _examine(name: str, records: Records, run: AppRun, *, stand_in: bool, on_sta
         "unusual": [],
         "cheating": [],
         "departures": [],
+        "refused": [],
         "taken_off": None,
         "protections": [],
+        "mods": read_mods(records),
         "advice": None,
         "problem": run.problem,
         "control": None,
+        "counterfactual": [],
+        "step": step_of(recipe),
+        **unanswered(),
         "network_uploads": any(answer.kind in ("weights", "gradient") for answer in answers),
     }
     findings = Findings(report, run.log)
@@ -193,6 +207,7 @@ def _clear(message: str, record: str, value: str, correlation: float) -> dict[st
     return {
         "what": f"the answer to {message} holds a private example, or a part of one, as it is: {value} of {record}",
         "evidence": f"correlation {correlation:.4f} with an example of the client's own batch",
+        "in_clear": True,
     }
 
 
@@ -212,6 +227,7 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
     except BadInputError as error:
         report["not_tested"].append(f"attacks on uploads: {error}")
         return
+    report["membership"] = judge_membership(_updates_of_rounds(attacked), records, recipe["loss"])
     # Where nothing leaks, of the last round: in the first one a head may still be zero, which no gradient passes.
     worst = max(reversed(attacked), key=lambda case: case.best_recovery)
     network = worst.network
@@ -238,12 +254,28 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
     report["not_tested"] += [f"{name} {why}" for name, why in failed if BROKE in why or why == LATE]
     if taken_off := [case for case in attacked if case.multiple]:
         report["taken_off"] = f"{taken_off[0].multiple:.3g} times the weights, as of a penalty on their squares"
+    report["refused"] = list(dict.fromkeys(case.refusal for case in attacked if case.refusal))
     report["departures"] = list(dict.fromkeys(case.departure for case in attacked if case.departure))
-    report["cheating"] = play_servers(network, recipe, worst.answer.kind)
-    control = _report_control(network, worst.private, findings)
+    first = _before_noise(attacked)
+    report["cheating"] = play_servers(first, recipe, worst.answer.kind, _in_the_way(report))
+    control = _report_control(first, worst.private, findings)
     if control is not None:
         same_round = [case for case in attacked if case.answer.server_round == worst.answer.server_round]
-        report["advice"] = _advise(network, same_round, control)
+        report["advice"] = _advise(first, same_round, control)
+
+
+def _before_noise(attacked: Sequence[Attacked]) -> Network:
+    """Return the network of the first round whose head passes gradients on, before clients' noise has spoilt it."""
+    heads = [(case.network, case.network.head) for case in attacked]
+    passing = (network for network, head in heads if head is None or network.module.get_parameter(head[0]).any())
+    return next(passing, attacked[-1].network)
+
+
+def _in_the_way(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """List what stands between training and a cheating server: mods, and noise that no mod of ours explains."""
+    names = {protection["protection"] for protection in report["protections"] if protection["adds_noise"]}
+    explained = any(mod["defences"] for mod in report["mods"])
+    return [*report["mods"], *({"mod": name, "defences": []} for name in sorted(names) if not explained)]
 
 
 def _attack_round(
@@ -257,18 +289,31 @@ def _attack_round(
     mean, std = channels(recipe)
     private = read_private(records.evaluator, answers[0].message, mean, std)
     side = private.side if private else 0
-    module = load_network(records.model, records.root / "app" / "audited")
+    module = load_network(records.model, records.code)
     sent = by_name(module.state_dict(), answers[0].sent)
     network = take_in(module, sent, mean=mean, std=std, side=max(side, 1))
     return [_attack_answer(answer, network, records, repeats) for answer in answers[:ATTACKED]]
 
 
+def _updates_of_rounds(attacked: Sequence[Attacked]) -> list[tuple[nn.Module, list[ClientUpdate]]]:
+    """List the network of each round with the updates of it, as they were sent."""
+    rounds: dict[int, tuple[nn.Module, list[ClientUpdate]]] = {}
+    for case in attacked:
+        answer, module = case.answer, case.network.module
+        if answer.kind in ("weights", "gradient"):
+            update = by_name(module.state_dict(), answer.update)
+            is_gradient = answer.kind == "gradient"
+            sent = ClientUpdate(answer.message, answer.node, answer.server_round, is_gradient, update)
+            rounds.setdefault(answer.server_round, (module, []))[1].append(sent)
+    return list(rounds.values())
+
+
 def _advise(network: Network, attacked: Sequence[Attacked], control: Control) -> Any:
-    """Advise on what the app sends where that leaks, else on the control."""
+    """Advise on what the app sends where that leaks, else on the control, which is of the given network."""
     leaks = [case for case in attacked if case.best_recovery]
     if len(leaks) > 1:
         pair = [AuditedUpdate(case.update, case.threat, case.private) for case in leaks[:2] if case.private is not None]
-        return advise(network, pair[0], pair[1], "On an upload of the app's, and again on another client's.")
+        return advise(leaks[0].network, pair[0], pair[1], "On an upload of the app's, and again on another client's.")
     picture = control.private.pictures
     assert picture is not None  # noqa: S101 (a control is of a picture)
     second = make_control(network, side=control.private.side, channels=picture.shape[1], number=1)
@@ -299,7 +344,7 @@ def _attack_answer(
         departure = departure or shifted
     attempts = attempt_all(network, update, threat, unreadable=why)
     private = read_private(records.evaluator, answer.message, *channels(recipe))
-    return Attacked(answer, network, private, attempts, update, threat, multiple, departure)
+    return Attacked(answer, network, private, attempts, update, threat, multiple, departure, why)
 
 
 def _report_recovered(where: str, attacked: Attacked, findings: Findings) -> None:
@@ -321,7 +366,7 @@ def _report_recovered(where: str, attacked: Attacked, findings: Findings) -> Non
             findings.strips.append((f"{where}, {attempt.attack}", pair))
     if leaks:
         best = max(leaks, key=lambda row: (row["above_floor"], row["psnr_worst_case"]))
-        level = f"{best['psnr_worst_case']} dB at best, their mean colour {best['floor_median']} dB"
+        level = figure(best["psnr_worst_case"], best["floor_of_best"], "dB").removeprefix("best ")
         report["leaks"].append(
             {
                 "what": f"{best['above_floor']} of {best['pictures']} pictures of {where} come back",
@@ -342,7 +387,7 @@ def _report_control(network: Network, private: Private | None, findings: Finding
     try:
         control: Control = make_control(network, side=side, channels=count)
     except BadInputError as error:
-        report["control"] = {"made": False, "reason": one_line(str(error)), "leaks": []}
+        report["control"] = {"made": False, "reason": one_line(str(error)), "leaks": [], "network_read": False}
         return None
     attempts = attempt_all(network, control.update, control.threat)
     rows = []
@@ -354,7 +399,7 @@ def _report_control(network: Network, private: Private | None, findings: Finding
             pair = [control.private.pictures[0], attempt.made.images[0]]  # type: ignore[index]
             findings.strips.append((f"control: one known picture, undefended, {attempt.attack}", pair))
     kinds = {row["reveals"] for row in rows if row["role"] == "attack" and _succeeded(row)}
-    report["control"] = {"made": True, "rows": rows, "leaks": sorted(kinds)}
+    report["control"] = {"made": True, "rows": rows, "leaks": sorted(kinds), "network_read": "pictures" in kinds}
     return control
 
 

@@ -222,6 +222,7 @@ def scored(attempt: Attempt, private: Private, network: Network) -> dict[str, An
             "psnr_median": round(ordered[len(ordered) // 2], 2),
             "psnr_worst_case": round(ordered[-1], 2),
             "ssim_worst_case": round(max(score["ssim"] for score in scores), 3),
+            "floor_of_best": round(max(scores, key=lambda score: score["psnr"])["floor"], 2),
             "floor_median": round(sorted(score["floor"] for score in scores)[len(scores) // 2], 2),
         }
     if isinstance(disclosure, Features):

@@ -60,6 +60,11 @@ class Change:
         return self.added > max(self.rounding, SMALL * abs(self.factor) * self.length)
 
     @property
+    def drowns(self) -> bool:
+        """Tell whether what was added is all but all of the update that left."""
+        return self.added >= DROWNED * math.hypot(self.added, self.factor * self.length)
+
+    @property
     def is_scaled(self) -> bool:
         """Tell whether the update is longer or shorter than it was trained, by more than noise explains."""
         return abs(self.factor - 1) > SMALL + 3 * self.deviation / self.length

@@ -1,14 +1,16 @@
 """Protections that an app has: what each one states, and what was measured of it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fedmjp.benchmarks.audit.noise import Change, Repeats, measure_change, measure_repeats
-from fedmjp.benchmarks.audit.running import Records
+from fedmjp.benchmarks.audit.running import Records, lines
 from fedmjp.benchmarks.audit.sums import Sum, fit_sum, read_round, strongest_correlation
 from fedmjp.benchmarks.audit.wire import Answer
 from fedmjp.defences.accounting import composed_epsilon
+from fedmjp.defences.local_dp import LocalDp
 
 DELTA = 1e-5
 ROUNDS = (1, 10, 100)
@@ -28,6 +30,17 @@ class Protection:
     verified: Verified | None  # None where none was seen
     said: str
     drowns: bool = False  # whether noise was measured that hides what one example did
+    adds_noise: bool = False
+
+
+def read_mods(records: Records) -> list[dict[str, Any]]:
+    """List the mods of the app's clients, each once, with the defences of ours that it applies to every update.
+
+    Args:
+        records: Folders of the watched run.
+    """
+    noted = [json.dumps(line, sort_keys=True) for line in lines(records.evaluator / "mods.jsonl")]
+    return [json.loads(line) for line in dict.fromkeys(noted)]
 
 
 def verify(records: Records, recipe: Mapping[str, Any], answers: Sequence[Answer]) -> list[Protection]:
@@ -44,15 +57,49 @@ def verify(records: Records, recipe: Mapping[str, Any], answers: Sequence[Answer
 def _of_noise(records: Records, recipe: Mapping[str, Any], answers: Sequence[Answer]) -> list[Protection]:
     stated = [_opacus(recipe["opacus"])] if recipe.get("opacus") else []
     readable = [answer for answer in answers if answer.kind in ("weights", "gradient")]
+    mods = read_mods(records)
     if not readable:
-        return stated
+        return stated + [_mod(defence, None, None) for mod in mods for defence in mod["defences"]]
     changes = (measure_change(answer, records.evaluator) for answer in readable if answer.kind == "weights")
     change = next((candidate for candidate in changes if candidate is not None), None)
     repeats = measure_repeats(records, readable)
-    return [*stated, replace(_noise(change, repeats), drowns=repeats is not None and repeats.drowns)]
+    stated += [_mod(defence, change, repeats) for mod in mods for defence in mod["defences"]]
+    noise = _noise(change, repeats, is_bounded=any(protection.protection == LocalDp.name for protection in stated))
+    is_noisy = (change is not None and change.is_noisy) or (
+        repeats is not None and repeats.is_alike and repeats.is_noisy
+    )
+    return [*stated, replace(noise, drowns=repeats is not None and repeats.drowns, adds_noise=is_noisy)]
 
 
-def _noise(change: Change | None, repeats: Repeats | None) -> Protection:
+def _mod(defence: Mapping[str, Any], change: Change | None, repeats: Repeats | None) -> Protection:
+    """Hold what a defence of ours among the app's mods states against the noise that was measured.
+
+    Args:
+        defence: Its name and options, as the app has them.
+        change: What was done to an update after training.
+        repeats: Two answers to one message.
+    """
+    name, options = str(defence["name"]), {key: value for key, value in defence.items() if key != "name"}
+    if name != LocalDp.name:
+        return Protection(name, "not measured", f"A mod of the app, with {options}. It states no epsilon.")
+    mod = LocalDp(options)
+    spent = ", ".join(f"{mod.spent(rounds).epsilon:.3g} after {rounds}" for rounds in ROUNDS)
+    sentence = (
+        f"A mod of the app: it clips the whole update to {mod.options.clipping_norm:g} and adds noise of standard "
+        f"deviation {mod.deviation:.3g}. Epsilon for all of a client's data (replaced) at delta {mod.options.delta:g}, "
+        f"composed over rounds: {spent}."
+    )
+    repeated = repeats.deviation if repeats is not None and repeats.is_alike and repeats.is_noisy else None
+    measured = change.deviation if change is not None and change.is_noisy else repeated
+    if measured is None:
+        return Protection(name, "not measured", f"{sentence} No noise was measured: no update was seen before it.")
+    sentence += f" Measured: {measured:.3g}."
+    if abs(measured / mod.deviation - 1) > TOLERANCE:
+        return Protection(name, "no", sentence)
+    return Protection(name, "yes", sentence, drowns=change is not None and change.drowns)
+
+
+def _noise(change: Change | None, repeats: Repeats | None, *, is_bounded: bool) -> Protection:
     """Describe clipping and noise from the last step to the wire."""
     name = "clipping or noise"
     repeated = _repeated(repeats)
@@ -75,7 +122,8 @@ def _noise(change: Change | None, repeats: Repeats | None) -> Protection:
         return Protection(
             name, "no", f"{sentence} It is the same in every repeat: whoever holds the seed takes it off."
         )
-    return Protection(name, "yes", f"{sentence} {repeated} {_epsilon(change)}")
+    bound = "" if is_bounded else f" {_epsilon(change)}"
+    return Protection(name, "yes", f"{sentence} {repeated}{bound}")
 
 
 def _repeated(repeats: Repeats | None) -> str:

@@ -65,6 +65,23 @@ def read_recipe(records: Records, message: str | None = None) -> dict[str, Any]:
     }
 
 
+def step_of(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Describe what one update is made of; None where no training was seen.
+
+    Args:
+        recipe: Of the clients' training.
+
+    Returns:
+        Steps, different examples (``pictures``), passes over them, the largest batch, and the optimiser.
+    """
+    if not recipe["trains"]:
+        return None
+    return {
+        "steps": recipe["steps"], "pictures": recipe["examples"], "passes": recipe["passes"],
+        "batch_size": recipe["batch_size"], "optimiser": recipe["optimiser"],
+    }  # fmt: skip
+
+
 def _parameter_groups(line: Mapping[str, Any]) -> list[dict[str, Any]]:
     """List the parameter groups of every optimiser of a client, each with how many steps it took by which rule."""
     return [

@@ -3,6 +3,7 @@
 import io
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
 from importlib import resources
@@ -17,11 +18,21 @@ from torch import Tensor
 
 from fedmjp import provenance
 from fedmjp.benchmarks.audit import wording
+from fedmjp.benchmarks.audit.advice import actions
 from fedmjp.benchmarks.audit.audit import Findings
-from fedmjp.benchmarks.audit.verdict import POLICY, exit_code, first_line, verdict
+from fedmjp.benchmarks.audit.running import LOG
+from fedmjp.benchmarks.audit.verdict import (
+    POLICY,
+    answers,
+    exit_code,
+    first_line,
+    judge_cheating,
+    judge_honest,
+    verdict,
+)
 from fedmjp.benchmarks.folder.output import write_json, write_text
 
-JSON, PAGE, SUMMARY, LOG = "report.json", "report.html", "summary.html", "flower.log"
+JSON, PAGE, SUMMARY = "report.json", "report.html", "summary.html"
 SHOWN_SIDE = 160  # pixels of a picture on the page
 TITLES = ("private", "recovered")
 MOST_STRIPS = 8
@@ -36,8 +47,16 @@ def write_report(findings: Findings, folder: Path, *, command: str) -> None:
         command: That made them.
     """
     report = {**findings.report, "command": command, "made_by": provenance.environment()}
-    sentences = verdict(report)
-    report |= {"first_line": first_line(report), "verdict": sentences, "policy": POLICY, "exit_code": exit_code(report)}
+    servers = {"honest": judge_honest(report), "cheating": judge_cheating(report)}
+    report |= {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "first_line": first_line(report),
+        "verdict": verdict(report),
+        "servers": {name: {"verdict": judged.outcome, "said": judged.said} for name, judged in servers.items()},
+        "answers": [answer._asdict() for answer in answers(report)],
+        "policy": POLICY,
+        "exit_code": exit_code(report),
+    }
     write_json(folder / JSON, report)
     (folder / LOG).unlink(missing_ok=True)
     if findings.log:
@@ -47,6 +66,10 @@ def write_report(findings: Findings, folder: Path, *, command: str) -> None:
         "report": report,
         "strips": strips,
         "titles": TITLES,
+        "actions": actions(report, servers["honest"].outcome, servers["cheating"].outcome),
+        "judged": list(servers.values()),
+        "step": wording.step(report["step"]),
+        "made": wording.made(report),
         "records": records(report["leaves"]),
         "attacks": by_reason(report["attacks"]),
         "controls": wording.controls(report["server_controls"]),

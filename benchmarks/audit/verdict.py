@@ -1,32 +1,157 @@
-"""What an audit comes to, in sentences: against the policy, and never more than was measured."""
+"""What an audit comes to: one verdict for each server, and one answer to each of three questions."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from fedmjp.benchmarks.audit.wording import result
+from fedmjp.benchmarks.audit.answers import Answer, Word, answer_labels, answer_membership, attack_rows, find_records
+from fedmjp.benchmarks.audit.wording import figure, result
 
 POLICY = (
-    "No private example leaves as it is. No picture comes back better than its mean colour by more than 3 dB. "
-    "No upload is of one example alone, unless noise that was measured is nearly all of it. Labels and features that "
-    "come back are reported and break no policy."
+    "No private record leaves as it is. No picture comes back better than its mean colour by more than 3 dB, and no "
+    "other record as it was. No upload is of one example alone, unless noise that was measured is nearly all of it. "
+    "Labels, features and membership that come back are reported and break no policy."
 )
-HOLDS, LEAKS, UNKNOWN = 0, 1, 2
+Outcome = Literal["HOLDS", "LEAKS", "UNKNOWN"]
+EXIT_CODES: Mapping[Outcome, int] = {"HOLDS": 0, "LEAKS": 1, "UNKNOWN": 2}
+NOT_ATTACKED = "nothing was attacked"
+
+
+class Verdict(NamedTuple):
+    """What became of the policy with one kind of server."""
+
+    server: str
+    outcome: Outcome
+    said: str
+
+    @property
+    def line(self) -> str:
+        """Return the verdict as one line."""
+        return f"{self.server}: {self.outcome}. {self.said}"
 
 
 def exit_code(report: Mapping[str, Any]) -> int:
-    """Return 0 where the policy holds, 1 where something leaks against it, 2 where nobody can tell.
-
-    Nobody can where the app was not seen to the end, where attacks do not work on its network without a defence, or
-    where an update is not what they take it for.
+    """Return the exit code, which follows the honest server: 0 the policy holds, 1 something leaks, 2 nobody can tell.
 
     Args:
         report: As ``report.json`` holds it.
     """
+    return EXIT_CODES[judge_honest(report).outcome]
+
+
+def judge_honest(report: Mapping[str, Any]) -> Verdict:
+    """Judge what a server gets that keeps to the protocol and looks at what it was sent.
+
+    Something leaks where private data was found, whatever became of the run afterwards. The policy holds where an
+    attack on records was run on what the app sent, gave nothing back, and reads this very network without a defence;
+    or where fresh noise was measured that is nearly all of an upload. In every other case nobody can tell: the app
+    was not seen to the end, attacks refuse its updates or were not run, they fail on the undefended control too, or
+    the update is not what they take it for. That attacks refuse an update is no protection.
+
+    Args:
+        report: As ``report.json`` holds it.
+    """
+    server, leaks = "Honest server", report["leaks"]
+    if leaks:
+        more = f" {len(leaks) - 1} more in the report." if len(leaks) > 1 else ""
+        what = str(leaks[0]["what"])
+        return Verdict(server, "LEAKS", f"{what[0].upper()}{what[1:]} ({leaks[0]['evidence']}).{more}")
+    records = find_records(report)
+    if records["came_back"] and records["kind"] != "features":
+        return Verdict(server, "LEAKS", _of_records(records))
     if report["problem"]:
-        return UNKNOWN
-    if report["leaks"]:
-        return LEAKS
-    return HOLDS if "pictures" in _control(report)["leaks"] and not report["departures"] else UNKNOWN
+        return Verdict(server, "UNKNOWN", f"The app could not be seen to the end: {report['problem']}.")
+    if any(row.get("drowns") for row in report["protections"]):
+        said = "Fresh noise that was measured is nearly all of an upload"
+        return Verdict(server, "HOLDS", f"{said}. {_of_records(records)}" if records["attack"] else f"{said}.")
+    if gap := _evidence_gap(report, records):
+        return Verdict(server, "UNKNOWN", f"{gap} That is no evidence of protection.")
+    return Verdict(server, "HOLDS", f"{_of_records(records)} {_of_control(report)}".rstrip())
+
+
+def _evidence_gap(report: Mapping[str, Any], records: Mapping[str, Any]) -> str | None:
+    """Explain what is missing before anybody could say that nothing leaks; None if nothing is."""
+    control = report["control"]
+    if control is None:
+        return f"{NOT_ATTACKED.capitalize()}: {_why_not_attacked(report)}."
+    if refused := report.get("refused"):
+        return f"No attack reads what the app sends: {refused[0]}."
+    if not control["made"]:
+        return f"Nothing is known of records: {control.get('reason') or 'no control could be made'}."
+    if not control.get("network_read", "pictures" in control["leaks"]):
+        return (
+            "Our attacks do not read this network: they get no record out of it, not even from the undefended update "
+            "of a known one."
+        )
+    if not records["attack"]:
+        reasons = [row["reason"] for row in report["attacks"] if not row["applies"] and row["role"] == "attack"]
+        return f"No attack on records applies to what the app sends: {records['why'] or (reasons or ['see below'])[0]}."
+    if departures := report["departures"]:
+        return f"{_of_records(records)} But {'; '.join(departures)}."
+    if per_record := [entry for entry in report.get("unusual", ()) if entry.get("per_record")]:
+        return (
+            f"{per_record[0]['name']} in the answer to {per_record[0]['message']} holds one number for each record, "
+            "which was not compared with private data."
+        )
+    return None
+
+
+def _why_not_attacked(report: Mapping[str, Any]) -> str:
+    attacks = next((line for line in report.get("not_tested", ()) if line.startswith("attacks on uploads: ")), "")
+    return attacks.partition(": ")[2] or report["recipe"].get("why") or "as said below"
+
+
+def _of_records(records: Mapping[str, Any]) -> str:
+    """State how many records came back, the best figure, and what a blank guess gets."""
+    kind = str(records["kind"])
+    one = {"pictures": "picture", "rows": "record", "features": "feature"}.get(kind, "record")
+    best = figure(records["best"], records["floor"], records["unit"])
+    count = f"{records['came_back']} of {records['of']} {kind}" if records["came_back"] else f"No {one}"
+    return f"{count} came back{': ' if best else ''}{best} ({records['attack']})."
+
+
+def _of_control(report: Mapping[str, Any]) -> str:
+    rows = [row for row in report["control"].get("rows", ()) if row["role"] == "attack" and "psnr_worst_case" in row]
+    if not rows:
+        return ""
+    best = max(rows, key=lambda row: float(row["psnr_worst_case"]))
+    psnr = figure(best["psnr_worst_case"], best.get("floor_of_best", best.get("floor_median")), "dB")
+    return f"The control, one known picture without a defence, came back: {psnr}."
+
+
+def judge_cheating(report: Mapping[str, Any]) -> Verdict:
+    """Judge what a server gets that changes the weights it sends, as far as such servers were played.
+
+    Something leaks where the honest server is enough, or where a played server got a picture while it met everything
+    that the app does to an update. It holds where servers that get a picture without the app's local_dp get none with
+    it. Otherwise nobody can tell: none was played, or it was played without the app's mods or for fewer steps.
+
+    Args:
+        report: As ``report.json`` holds it.
+    """
+    server, played = "Cheating server", [row for row in report["cheating"] if row["played"]]
+    leaking = [row for row in played if row["leaks"]]
+    best = max(leaking or played, key=lambda row: row["psnr"], default=None)
+    said = f"With {best['server']}, {best['said']}." if best else ""
+    if judge_honest(report).outcome == "LEAKS":
+        return Verdict(server, "LEAKS", f"It gets what an honest one gets. {said if leaking else ''}".rstrip())
+    if best is None:
+        reasons = [row["said"] for row in report["cheating"]]
+        return Verdict(server, "UNKNOWN", f"No server that changes weights was played: {_first(reasons)}.")
+    if leaking:
+        open_question = next((row["unlike"] for row in leaking if row.get("unlike")), None)
+        certain = [row for row in leaking if not row.get("unlike")]
+        if certain:
+            row = max(certain, key=lambda candidate: candidate["psnr"])
+            return Verdict(server, "LEAKS", f"With {row['server']}, {row['said']}.")
+        return Verdict(server, "UNKNOWN", f"{said} But {open_question}.")
+    stopped = [row for row in played if row.get("is_stopped")]
+    if stopped and not any(row.get("unlike") for row in stopped):
+        return Verdict(server, "HOLDS", said)
+    return Verdict(server, "UNKNOWN", f"{said} That no played server gets a picture is no evidence of protection.")
+
+
+def _first(reasons: Sequence[str]) -> str:
+    return reasons[0] if reasons else NOT_ATTACKED
 
 
 def first_line(report: Mapping[str, Any]) -> str:
@@ -36,6 +161,8 @@ def first_line(report: Mapping[str, Any]) -> str:
         report: As ``report.json`` holds it.
     """
     replaced = report["stand_ins"]
+    if not replaced and report["problem"]:
+        return "Nothing stood in, and the app did not run to its end."
     if not replaced:
         return "Nothing stood in: the app's own data and weights were used."
     replacements = "; ".join(
@@ -45,78 +172,29 @@ def first_line(report: Mapping[str, Any]) -> str:
 
 
 def verdict(report: Mapping[str, Any]) -> list[str]:
-    """Sum up the audit in a few sentences, the most important first.
+    """Sum up the audit in a few sentences: both servers first, then what else a reader should know.
 
     Args:
         report: As ``report.json`` holds it.
     """
-    sentences = []
-    if report["problem"]:
-        sentences.append(
-            f"The app could not be seen to the end: {report['problem']}. What was seen until then follows."
-        )
-    leaks: Sequence[Mapping[str, str]] = report["leaks"]
-    if leaks:
-        sentences.append("Uploads of this app give private data away, against the policy.")
-        sentences += [f"{leak['what'][0].upper()}{leak['what'][1:]} ({leak['evidence']})." for leak in leaks[:5]]
-        if len(leaks) > 5:
-            sentences.append(f"{len(leaks) - 5} more stand in the report.")
-        return [*sentences, *_besides(report)]
-    if report["problem"]:
-        return sentences
-    return [*sentences, _of_pictures(report), *_besides(report)]
-
-
-def _of_pictures(report: Mapping[str, Any]) -> str:
-    control = _control(report)
-    ran = [row for row in _attacks(report) if row["reveals"] == "pictures"]
-    if not control["made"]:
-        return f"Nothing is known of pictures or texts: {control['reason']}. That is no evidence of protection."
-    if "pictures" not in control["leaks"]:
-        return (
-            "Nothing is known of pictures: no attack here reads them out of this network, not even from the "
-            "undefended gradient of one known picture. That is no evidence of protection."
-        )
-    strongest = max(row["psnr_worst_case"] for row in control["rows"] if row["reveals"] == "pictures")
-    undefended = f"the undefended gradient of one known picture of the same network gives it back at {strongest} dB"
-    if ran:
-        best = max(row["psnr_worst_case"] for row in ran)
-        sentence = (
-            f"No attack recovered more than the floor: at most {best} dB from what the app sends, while {undefended}."
-        )
-        departures = "; ".join(report["departures"])
-        return f"{sentence} But {departures}. So that is no evidence of protection." if departures else sentence
-    reasons = [row["reason"] for row in report["attacks"] if not row["applies"] and row["attack"] == "patch_embedding"]
-    return f"No attack on pictures applies to what the app sends ({(reasons or ['see below'])[0]}), while {undefended}."
-
-
-def _control(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    why = f"nothing was attacked, {report['recipe'].get('why', 'as said below')}"
-    control: Mapping[str, Any] = report["control"] or {"made": False, "reason": why, "leaks": []}
-    return control
-
-
-def _attacks(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [row for row in report["recovered"] if row["role"] == "attack"]
-
-
-def _besides(report: Mapping[str, Any]) -> list[str]:
-    classes = [row for row in _attacks(report) if row["reveals"] == "classes"]
-    labels = [row for row in _attacks(report) if "labels_right" in row]
-    features = [row for row in _attacks(report) if row.get("features_near")]
-    cheats = [row for row in report["cheating"] if row.get("leaks")]
-    failed = [row for row in report["protections"] if row["verified"] == "no"]
-    sentences = [f"{row['protection'].capitalize()}: {row['said']}" for row in failed]
-    if cheats:
-        row = max(cheats, key=lambda entry: entry["psnr"])
-        sentences.append(f"A server that changes weights gets more: with {row['server']}, {row['said']}.")
-    if classes:
-        row = max(classes, key=lambda entry: (entry["right"], -entry["named"]))
-        sentences.append(f"Which classes a client holds shows in the head's bias: {result(row)}.")
-    if labels:
-        row = max(labels, key=lambda entry: entry["labels_right"])
-        sentences.append(f"Labels come back ({row['attack']}): {result({**row, 'reveals': 'labels'})}.")
-    if features and not labels:
+    lines = [judge_honest(report).line, judge_cheating(report).line]
+    lines += [
+        f"{row['protection'].capitalize()}: {row['said']}" for row in report["protections"] if row["verified"] == "no"
+    ]
+    features = [row for row in attack_rows(report) if row.get("features_near")]
+    if features:
         row = max(features, key=lambda entry: entry["features_near"])
-        sentences.append(f"Features come back ({row['attack']}): {result(row)}.")
-    return sentences
+        lines.append(f"Features come back ({row['attack']}): {result(row)}.")
+    return lines
+
+
+def answers(report: Mapping[str, Any]) -> list[Answer]:
+    """Answer the three questions of somebody who is no engineer.
+
+    Args:
+        report: As ``report.json`` holds it.
+    """
+    words: Mapping[Outcome, Word] = {"HOLDS": "No", "LEAKS": "Yes", "UNKNOWN": "Not known"}
+    honest = judge_honest(report)
+    records = Answer("Do records come back?", words[honest.outcome], honest.said)
+    return [answer_labels(report), answer_membership(report), records]

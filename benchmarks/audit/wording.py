@@ -14,8 +14,9 @@ def result(row: Mapping[str, Any]) -> str:
     """
     if row["reveals"] == "pictures":
         return (
-            f"{row['above_floor']} of {row['pictures']} come back; at best {row['psnr_worst_case']:.1f} dB, median "
-            f"{row['psnr_median']:.1f} dB, their mean colour alone {row['floor_median']:.1f} dB (median)"
+            f"{row['above_floor']} of {row['pictures']} come back: "
+            f"{figure(row['psnr_worst_case'], row.get('floor_of_best'), 'dB')}; median {row['psnr_median']:.1f} dB, "
+            f"their mean colour alone {row['floor_median']:.1f} dB"
         )
     if row["reveals"] == "classes":
         return (
@@ -28,6 +29,54 @@ def result(row: Mapping[str, Any]) -> str:
     if "features" in row:
         parts.append(f"{row['features_near']} of {row['features']} features come back")
     return "; ".join(parts)
+
+
+def figure(best: float | None, floor: float | None, unit: str) -> str:
+    """Write the best figure of an attack with what a blank guess gets beside it; empty without a figure.
+
+    Args:
+        best: PSNR of a picture in dB, or an error.
+        floor: The same of a guess that knows nothing but a mean.
+        unit: ``dB``, or in words what else the figure is.
+    """
+    if best is None:
+        return ""
+    said, beside = (
+        "" if value is None else f"{value:.1f}" if unit == "dB" else f"{value:.2g}" for value in (best, floor)
+    )
+    said = f"best {said} dB" if unit == "dB" else f"best {unit} {said}"
+    return f"{said}; a blank guess gets {beside}" if beside else said
+
+
+def step(values: Mapping[str, Any] | None) -> str:
+    """Say in a sentence what one update is made of; empty where no training was seen.
+
+    Args:
+        values: Of the report's ``step``.
+    """
+    if values is None:
+        return ""
+    steps, examples = values["steps"], values["pictures"]
+    passes = f", seen {values['passes']:g} times each," if values["passes"] > 1 else ""
+    taken = f"{steps} step{'s' * (steps != 1)} of {values['optimiser']}" if steps else "a gradient"
+    return (
+        f"One update is {taken} over {examples} example{'s' * (examples != 1)}{passes} in batches of up to "
+        f"{values['batch_size']}."
+    )
+
+
+def made(report: Mapping[str, Any]) -> str:
+    """Say which app was looked at, when, and by which version and commit of this project.
+
+    Args:
+        report: As ``report.json`` holds it.
+    """
+    revision = report["made_by"]["revision"]
+    commit = f", commit {revision['commit'][:10]}" if revision["commit"] else ""
+    changed = " with local changes" if revision["modified"] else ""
+    watched = f"{report['rounds']} round{'s' * (report['rounds'] != 1)} of {report['clients']} clients"
+    version = report["made_by"]["versions"]["fedmjp"]
+    return f"{report['app']}, {watched}, {report['date'][:10]}, fedmjp {version}{commit}{changed}."
 
 
 def controls(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -7,6 +7,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from . import settings
+from .mods import watch_mods
 from .watching import MessageWatch, watch_torch
 
 SETTINGS = settings.read(settings.CLIENT)
@@ -19,12 +20,15 @@ class WatchedClientApp(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer as the app does."""
         training = message.metadata.message_type.partition(".")[0] == "train"
+        context.node_config.update(SETTINGS["node_config"])
         try:
+            settings.contain(SETTINGS)
             if SETTINGS["stand_in"]:
                 from . import stand_ins  # noqa: PLC0415 (only where asked for)
 
                 stand_ins.install(SETTINGS)
             watch_torch()
+            watch_mods(FOLDER)
             app = settings.load(SETTINGS["component"])
             if message.metadata.message_type == settings.WARM:
                 return Message(RecordDict(), reply_to=message)
@@ -32,7 +36,7 @@ class WatchedClientApp(ClientApp):
             with MessageWatch(FOLDER, Path(SETTINGS["model"]), message, repeat) as watch:
                 # What an app keeps for its next round is the same in every repeat.
                 reply: Message = app(message, context if repeat is None else copy.deepcopy(context))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             settings.note_problem(FOLDER, "client", error)
             raise
         if training:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -25,6 +26,10 @@ KEPT_BYTES = 2**31  # of all arrays that are kept
 REPEATS = 2
 REPEATED_WITHIN = 20  # seconds that an answer may take to be asked for again
 POLL_SECONDS = 0.3
+PAUSE_SECONDS = 10  # between two questions for clients, from which on the app did something else in between
+# Flower's functions that wait until as many clients are there as a local variable of theirs says.
+WAITING = {"wait_for": "num_clients", "sample_nodes": "min_available_nodes"}
+UPDATER = "_update_client_manager"  # asks all the time, also while the server computes
 
 
 def end(file: str, line: dict[str, Any]) -> NoReturn:
@@ -45,7 +50,8 @@ class Tap(Grid):
 
     def __init__(self, grid: Grid, rounds: int) -> None:
         self._grid, self._rounds = grid, rounds
-        self._round, self._kept, self._asked, self._sent = 0, 0, 0.0, False
+        self._round, self._kept, self._sent = 0, 0, False
+        self._asked, self._last_asked = -math.inf, -math.inf  # when it began to ask for clients, and last did
         self._trained: dict[int, int] = {}
         self._nodes: dict[int, list[int]] = {}
         self._evaluated: set[str] = set()  # types of messages
@@ -70,10 +76,15 @@ class Tap(Grid):
     def get_node_ids(self) -> Iterable[int]:
         """List clients as the Grid does; asked repeatedly before anything is sent, the app waits for more clients."""
         now = time.monotonic()
-        self._asked = self._asked or now
         nodes = list(self._grid.get_node_ids())
-        if not self._sent and now - self._asked > SETTINGS["waiting"]:
-            end("waiting.jsonl", {"nodes": len(nodes)})
+        callers, wanted = _seek_waiting()
+        computes = UPDATER in callers and not wanted
+        if computes or now - self._last_asked > PAUSE_SECONDS:
+            self._asked = now
+        self._last_asked = now
+        patience = 2 if wanted > len(nodes) else SETTINGS["waiting"]
+        if not self._sent and now - self._asked > patience:
+            end("waiting.jsonl", {"nodes": len(nodes), "wanted": wanted})
         return nodes
 
     def get_nodes(self) -> Any:
@@ -224,6 +235,21 @@ class Tap(Grid):
         return name
 
 
+def _seek_waiting() -> tuple[set[str], int]:
+    """Name the functions that this thread is in, and tell how many clients Flower waits for, in whatever thread."""
+    own, wanted, callers = threading.get_ident(), 0, set()
+    for thread, innermost in sys._current_frames().items():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            name = frame.f_code.co_name
+            if name in WAITING and "flwr" in frame.f_globals.get("__name__", ""):
+                wanted = max(wanted, int(frame.f_locals.get(WAITING[name]) or 0))
+            if thread == own:
+                callers.add(name)
+            frame = frame.f_back
+    return callers, wanted
+
+
 def _trains(message: Message) -> bool:
     return message.metadata.message_type.partition(".")[0] == "train"
 
@@ -250,6 +276,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the app's own ServerApp until it ends, or as many rounds were seen as were asked for."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     try:
+        settings.contain(SETTINGS)
         if SETTINGS["stand_in"]:
             from . import stand_ins  # noqa: PLC0415 (only where asked for)
 
@@ -257,7 +284,7 @@ def main(grid: Grid, context: Context) -> None:
         tap = Tap(grid, SETTINGS["rounds"])
         settings.load(SETTINGS["component"])(tap, context)
         tap.repeat()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         settings.note_problem(FOLDER, "server", error)
         raise
     else:

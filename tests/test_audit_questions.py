@@ -1,0 +1,155 @@
+"""The audit's three questions in numbers: membership, labels, and what fewer pictures or steps would give away."""
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from flwr.app import ArrayRecord, RecordDict
+from scipy.stats import beta
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+from fedmjp.benchmarks.audit.intervals import area_interval, area_under_curve, rate_at, rate_interval
+from fedmjp.benchmarks.audit.membership import ClientUpdate, judge_membership
+from fedmjp.benchmarks.audit.probe import watching
+from fedmjp.benchmarks.audit.running import Records, lines
+from tests.test_audit_recipe import hooks
+
+assert hooks  # a fixture
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+WIDTH, RECORDS = 200, 30
+
+
+def drawn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def train_client(
+    root: Path, network: nn.Module, data: tuple[Tensor, Tensor], loss: LossFunction, *, node: int, steps: int = 100
+) -> ClientUpdate:
+    """Train a copy of a network under the probe's watch, and evaluate it on records that nobody trained with."""
+    records, module = Records(root), copy.deepcopy(network)
+    content = RecordDict({"arrays": ArrayRecord(module.state_dict())})
+    about = SimpleNamespace(message_id=f"m{node}", dst_node_id=node)
+    inputs, targets = data
+    with watching.MessageWatch(records.evaluator, records.model, SimpleNamespace(metadata=about, content=content)) as w:  # type: ignore[arg-type]
+        optimiser = torch.optim.SGD(module.parameters(), lr=0.5)
+        for _ in range(steps):
+            optimiser.zero_grad()
+            loss(module(inputs[:RECORDS]), targets[:RECORDS]).backward()
+            optimiser.step()
+        module.eval()
+        with torch.no_grad():
+            loss(module(inputs[RECORDS:]), targets[RECORDS:])
+    reply: Any = SimpleNamespace(has_error=lambda: False, content=RecordDict())
+    w.keep(reply)
+    sent = network.state_dict()
+    return ClientUpdate(f"m{node}", node, 1, False, {n: v - sent[n] for n, v in module.state_dict().items()})
+
+
+def two_clients(
+    root: Path, network: nn.Module, targets: Callable[[int], Tensor], loss: LossFunction, **options: Any
+) -> tuple[list[ClientUpdate], Records, Mapping[str, Any]]:
+    updates = [
+        train_client(root, network, (drawn(100, WIDTH, seed=node), targets(node)), loss, node=node, **options)
+        for node in (1, 2)
+    ]
+    records = Records(root)
+    return updates, records, lines(records.evaluator / "seen.jsonl")[0]["loss"]
+
+
+def classes_of(node: int) -> Tensor:
+    return torch.randint(0, 3, (100,), generator=torch.Generator().manual_seed(10 + node))
+
+
+def answer(updates: list[ClientUpdate], network: nn.Module, records: Records, loss: Mapping[str, Any]) -> Any:
+    return judge_membership([(network.eval(), updates)], records, loss)
+
+
+def entropy(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target)  # as it is patched when this is called
+
+
+def binary(output: Tensor, target: Tensor) -> Tensor:
+    return F.binary_cross_entropy(torch.sigmoid(output).squeeze(1), target)
+
+
+def square(output: Tensor, target: Tensor) -> Tensor:
+    return 0.3 * F.mse_loss(output, target)
+
+
+@pytest.mark.usefixtures("hooks")
+@pytest.mark.parametrize(
+    ("outputs", "targets", "loss", "least"),
+    [
+        (3, classes_of, entropy, 0.99),
+        (1, lambda node: (classes_of(node) > 0).float(), binary, 0.99),
+        (2, lambda node: drawn(100, 2, seed=20 + node), square, 0.9),  # some targets are near to the first output
+    ],
+    ids=["cross_entropy", "binary", "regression"],
+)
+def test_members_of_an_overfit_model_are_told_from_records_it_never_saw(
+    outputs: int, targets: Callable[[int], Tensor], loss: LossFunction, least: float, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)  # noqa: TID251 (initial weights)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(WIDTH, outputs))
+    updates, records, stated = two_clients(tmp_path, network, targets, loss)
+    told = answer(updates, network, records, stated)
+    assert told["answered"], told["why"]
+    assert told["auc"] > least
+    assert (told["members"], told["others"]) == (RECORDS, 140)
+    assert told["tpr_at_1_percent"][0] > 0.6
+    assert told["tpr_at_01_percent"] is None
+    assert told["control_auc"] > 0.8
+    assert abs(told["other_client_auc"] - 0.5) < 0.15
+
+
+@pytest.mark.usefixtures("hooks")
+def test_an_update_of_noise_raises_no_alarm(tmp_path: Path) -> None:
+    network = nn.Linear(WIDTH, 3)
+    updates, records, stated = two_clients(tmp_path, network, classes_of, entropy)
+    alarms = 0
+    for number in range(8):
+        noisy = [
+            ClientUpdate(
+                u.message, u.node, 1, False, {n: 0.1 * drawn(*v.shape, seed=number) for n, v in u.update.items()}
+            )
+            for u in updates
+        ]
+        told = answer(noisy, network, records, stated)
+        assert told["answered"] or "another client's update" in told["why"]
+        alarms += bool(told["answered"] and told["interval"][0] > 0.5)
+    assert alarms <= 1, "95 % intervals"
+
+
+def test_areas_and_rates_are_those_of_scikit_learn_scipy_and_all_pairs() -> None:
+    members, others = drawn(40, seed=0).round(decimals=1) + 2.0, drawn(200, seed=1).round(decimals=1)
+    pairs = members[:, None] - others[None]
+    area = area_under_curve(members, others)
+    assert area == pytest.approx(float((pairs > 0).float().mean() + 0.5 * (pairs == 0).float().mean()), abs=1e-6)
+    truth = torch.cat([torch.ones(40), torch.zeros(200)])
+    assert area == pytest.approx(roc_auc_score(truth, torch.cat([members, others])))
+    assert rate_interval(7, 40) == pytest.approx((beta.ppf(0.025, 7, 34), beta.ppf(0.975, 8, 33)))
+    assert rate_at(members, others[:99], 0.01) is None
+    rate = rate_at(members, others, 0.01)
+    assert rate is not None
+    bars = [bar for bar in torch.cat([members, others]) if int((others > bar).sum()) <= 2]  # two of 200
+    assert rate[0] == pytest.approx(max(float((members > bar).float().mean()) for bar in bars), abs=1e-4)
+    assert rate[1] < rate[0] < rate[2]
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0, 4.0])
+def test_intervals_of_areas_hold_the_true_one_in_19_of_20_draws(shift: float) -> None:
+    generator, held = torch.Generator().manual_seed(0), 0
+    true = float(torch.special.ndtr(torch.tensor(shift / 2**0.5)))
+    for _ in range(400):
+        members, others = torch.randn(20, generator=generator) + shift, torch.randn(60, generator=generator)
+        low, high = area_interval(area_under_curve(members, others), 20, 60)
+        held += low <= true <= high
+        assert high > low
+    assert held >= 0.93 * 400
