@@ -1,10 +1,10 @@
 """Pictures from the inputs of a network's first linear layer, with the gradients in front of that layer as equations.
 
 The layer's gradient shows its inputs f and the gradients at its outputs, so that the gradient at f itself is known:
-delta = W^T d. What is in front of the layer, h with parameters theta, then states two things of the picture x: h(x) = f,
-and the gradient of <delta, h(x)> by theta, which was uploaded. Both are searched for with Adam on the picture's Fourier
-coefficients, in units of natural pictures' spectrum, under total variation. Max-pooling and ReLU make the search end
-at different pictures from different seeds, whose mean is nearer to the true one than each.
+delta = W^T d. The part in front of the layer, h with parameters theta, then states two things of the picture x:
+h(x) = f, and the gradient of <delta, h(x)> by theta, which was uploaded. Both are searched for with Adam on the
+picture's Fourier coefficients, in units of natural pictures' spectrum, under total variation. Max-pooling and ReLU make
+the search end at different pictures from different seeds, whose mean is nearer to the true one than each.
 """
 
 import math
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
 from fedmjp.attacks.base import Attack
@@ -63,7 +64,8 @@ class _Equations:
         layer = self.network.layer
         assert layer is not None  # noqa: S101 (else refused)
         entered = (images - self.network.mean.to(images)) / self.network.std.to(images)
-        features = inputs_of(self.module, layer.module, entered)
+        with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+            features = inputs_of(self.module, layer.module, entered)
         of_features = (features - self.features).square().sum() / self.features.square().sum()
         if not self.gradients:
             return of_features, torch.zeros_like(of_features)
@@ -71,7 +73,9 @@ class _Equations:
         computed = torch.autograd.grad((features * self.slopes).sum(), parameters, create_graph=True)
         pairs = list(zip(computed, self.gradients.values(), strict=True))
         product = torch.stack([(mine * uploaded).sum() for mine, uploaded in pairs]).sum()
-        lengths = [torch.stack([tensor.square().sum() for tensor in side]).sum().sqrt() for side in zip(*pairs, strict=True)]
+        lengths = [
+            torch.stack([tensor.square().sum() for tensor in side]).sum().sqrt() for side in zip(*pairs, strict=True)
+        ]
         return of_features, 1 - product / (lengths[0] * lengths[1]).clamp_min(1e-30)
 
 
@@ -85,10 +89,14 @@ class FeatureInversion(Attack[Entrance]):
     """
 
     name = "feature_inversion"
-    paper = "Geiping et al., NeurIPS 2020 (cosine, total variation); Zhu and Blaschko, R-GAP, ICLR 2021 (layer by layer)"
+    paper = (
+        "Geiping et al., NeurIPS 2020 (cosine, total variation); Zhu and Blaschko, R-GAP, ICLR 2021 (layer by layer)"
+    )
     summary = "pictures from the first linear layer's exact inputs and the convolutions' gradients: CNNs and alike"
     requires = "a network of pictures with a linear layer, of whose inputs linear_inputs certifies those of the batch"
-    exploits = "the gradient at the linear layer's inputs is known: convolutions state two equations of the picture each"
+    exploits = (
+        "the gradient at the linear layer's inputs is known: convolutions state two equations of the picture each"
+    )
     options_type = FeatureInversionOptions
     optimises = True
     stack = 1

@@ -186,11 +186,12 @@ class _Search:
         directions = torch.nn.functional.normalize(directions, dim=1)
         usable = torch.isfinite(directions).all(1) & (singular == 0)
         directions = directions[usable]
-        return directions[self._zeros(directions, CLOSE).sum(1) >= self.rank + 3]
+        return directions[self._zeros(directions, CLOSE).sum(1) > self.rank]
 
     def _zeros(self, directions: Tensor, least: float = 0.0) -> Tensor:
         """Tell (directions, outputs) where the columns L q are zero, up to noise and at least up to so much."""
-        return (directions @ self.units.mT).abs() <= self.tolerance.clamp_min(least)
+        zeros: Tensor = (directions @ self.units.mT).abs() <= self.tolerance.clamp_min(least)
+        return zeros
 
     def _merged(self, pool: Tensor) -> Tensor:
         """Solve for each direction with all its zeros; return the distinct ones, those with most zeros first."""

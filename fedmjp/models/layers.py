@@ -17,7 +17,7 @@ from fedmjp.models.classifier import Classifier
 from fedmjp.models.entrance import denormalised
 from fedmjp.models.probing import tensors_of
 
-PROBES = 8  # random records that a module is run on, to see what its layers read
+PROBES = 4  # random records that a module is run on, to see what its layers read
 
 
 @dataclass(frozen=True)
