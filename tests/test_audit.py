@@ -26,7 +26,7 @@ from fedmjp.benchmarks.audit.app import ADDED, CODE, copy_with_probe, read_app
 from fedmjp.benchmarks.audit.attacking import Attempt, attempt_all
 from fedmjp.benchmarks.audit.cheating import play_servers
 from fedmjp.benchmarks.audit.control import make_control
-from fedmjp.benchmarks.audit.evaluating import Private, scored
+from fedmjp.benchmarks.audit.evaluating import Private, read_private, scored
 from fedmjp.benchmarks.audit.network import Network, by_name, take_in
 from fedmjp.benchmarks.audit.probe import mods
 from fedmjp.benchmarks.audit.protections import read_mods, verify
@@ -468,3 +468,21 @@ def test_weights_are_told_from_gradients_however_much_noise_lies_on_them(reply: 
     assert answer.kind == kind
     change = replies[reply] - sent if kind == "weights" else replies[reply]
     assert np.allclose(answer.update["w"].numpy(), change, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("target", "labels"),
+    [
+        (torch.tensor([2, 0]), [2, 0]),
+        (torch.tensor([[1.0], [0.0]]), [1, 0]),  # one logit is two classes
+        (torch.tensor([[0.0, 0.9, 0.1], [1.0, 0.0, 0.0]]), [1, 0]),
+        (torch.tensor([0.25, 7.5]), None),
+        (torch.rand(2, 5), None),
+        (torch.rand(2, 3, 4, 4), None),
+    ],
+)
+def test_only_targets_that_are_classes_are_labels(tmp_path: Path, target: Tensor, labels: list[int] | None) -> None:
+    np.savez(tmp_path / "m.npz", **{"0/input": np.arange(96.0).reshape(2, 3, 4, 4), "0/target": target.numpy()})
+    private = read_private(tmp_path, "m", MEAN, STD)
+    assert private is not None
+    assert (None if private.labels is None else private.labels.tolist()) == labels

@@ -197,7 +197,7 @@ class AppLoss:
         rows = values.reshape(-1, *trailing)
         target = target if len(rows) == count else target.reshape(len(rows), *target.shape[2:])
         options = {
-            name: torch.tensor(value) if isinstance(value, list) else value
+            name: torch.tensor(value) if isinstance(value, list) or name.endswith("weight") else value
             for name, value in self._loss["options"].items()
         }
         try:

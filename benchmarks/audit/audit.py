@@ -121,7 +121,7 @@ def audit(
         records = Records(superlink.home / "audit")
         settings = {"rounds": rounds, "stand_in": stand_in, "pictures": str(pictures)}
         run = play(superlink, app, records, settings, options)
-        findings = _examine(app.name, records, run, stand_in=stand_in, on_stage=on_stage)
+        findings = examine(app.name, records, run, stand_in=stand_in, on_stage=on_stage)
         findings.report["run_config"] = list(options.run_config)
         return findings
 
@@ -131,7 +131,23 @@ def _bundled() -> np.ndarray[Any, Any]:
     return np.stack([(image * 255).round().byte().numpy() for image in images])
 
 
-def _examine(name: str, records: Records, run: AppRun, *, stand_in: bool, on_stage: Callable[[str], None]) -> Findings:
+def examine(
+    name: str,
+    records: Records,
+    run: AppRun,
+    *,
+    stand_in: bool,
+    on_stage: Callable[[str], None] = lambda _: None,
+) -> Findings:
+    """Attack what was sent in a watched run and hold it against what it was made of.
+
+    Args:
+        name: Of the app.
+        records: Folders of the watched run.
+        run: How it went.
+        stand_in: Whether data and weights may have been stand-ins.
+        on_stage: Called with what begins.
+    """
     recipe, answers = read_recipe(records), read_answers(records)
     report: dict[str, Any] = {
         "app": name,

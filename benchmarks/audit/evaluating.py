@@ -66,11 +66,22 @@ def read_private(folder: Path, message: str, mean: Sequence[float], std: Sequenc
             kept = _add_examples(largest, examples)
             entered.append(largest[kept])
         target = batch.get("target", next((t for n, t in batch.items() if n.endswith("labels")), None))
-        if target is not None:
-            classes = target.argmax(1) if target.ndim > 1 else target
+        classes = None if target is None else _class_numbers(target)
+        if classes is not None:
             labels.append(classes[kept] if not inputs or len(classes) == len(largest) else classes)
     entered = [batch for batch in entered if len(batch)]
     return Private(tuple(entered), _pictures(entered, mean, std), torch.cat(labels).long() if labels else None)
+
+
+def _class_numbers(target: Tensor) -> Tensor | None:
+    """Read the class of each example from a target; None where it holds none, as pictures and measurements do."""
+    if target.ndim == 2 and target.shape[1] > 1 and target.is_floating_point():
+        is_share = bool((target >= 0).all()) and torch.allclose(target.sum(1), torch.ones(len(target)), atol=1e-3)
+        return target.argmax(1) if is_share else None
+    if target.ndim == 1 or (target.ndim == 2 and target.shape[1] == 1):
+        is_whole = not target.is_floating_point() or bool((target == target.round()).all())
+        return target.flatten() if is_whole else None
+    return None
 
 
 def _add_examples(batch: Tensor, examples: set[bytes]) -> list[bool]:

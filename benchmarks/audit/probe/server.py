@@ -1,6 +1,5 @@
 """The app's ServerApp behind a Grid that writes down what crosses the wire."""
 
-import base64
 import itertools
 import math
 import os
@@ -12,11 +11,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from . import settings
+from .wire import describe_message, write_arrays
 
 SETTINGS = settings.read(settings.SERVER)
 FOLDER = Path(SETTINGS["folder"])
@@ -183,21 +182,9 @@ class Tap(Grid):
         shared: dict[int, str] = {}
         for message in messages:
             about = message.metadata
-            line: dict[str, Any] = {
-                "way": way,
-                "type": about.message_type,
-                "round": self._round,
-                "id": about.message_id,
-                "reply_to": about.reply_to_message_id,
-                "node": about.dst_node_id if way == "down" else about.src_node_id,
-            }
-            if message.has_error():
-                settings.note(
-                    FOLDER, "wire.jsonl", {**line, "error": message.error.code, "reason": message.error.reason}
-                )
-                continue
-            line["records"] = {name: _described(record) for name, record in message.content.items()}
-            if _trains(message) and self._wanted(line["node"]):
+            node = about.dst_node_id if way == "down" else about.src_node_id
+            line = describe_message(message, way, self._round, node)
+            if not message.has_error() and _trains(message) and self._wanted(node):
                 line["file"] = self._arrays(way, message, shared)
                 self._remember(way, message)
             settings.note(FOLDER, "wire.jsonl", line)
@@ -224,13 +211,7 @@ class Tap(Grid):
         if id(message.content) in shared:
             return shared[id(message.content)]
         name = f"{way}-{next(self._numbers):04d}.npz"
-        arrays: dict[str, Any] = {
-            f"{record}/{entry}": array.numpy()
-            for record, several in message.content.array_records.items()
-            for entry, array in several.items()
-        }
-        self._kept += sum(array.nbytes for array in arrays.values())
-        np.savez(FOLDER / name, **arrays)
+        self._kept += write_arrays(FOLDER / name, message)
         shared[id(message.content)] = name
         return name
 
@@ -252,20 +233,6 @@ def _seek_waiting() -> tuple[set[str], int]:
 
 def _trains(message: Message) -> bool:
     return message.metadata.message_type.partition(".")[0] == "train"
-
-
-def _described(record: ArrayRecord | MetricRecord | ConfigRecord) -> dict[str, Any]:
-    if isinstance(record, ArrayRecord):
-        entries = {name: [array.dtype, list(array.shape), len(array.data)] for name, array in record.items()}
-        return {"kind": "arrays", "entries": entries}
-    kind = "metrics" if isinstance(record, MetricRecord) else "config"
-    return {"kind": kind, "values": {name: _plain(value) for name, value in record.items()}}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return {"bytes": base64.b64encode(value).decode()}
-    return [_plain(entry) for entry in value] if isinstance(value, list) else value
 
 
 app = ServerApp()
