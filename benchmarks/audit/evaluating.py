@@ -18,6 +18,7 @@ from fedmjp.models.layers import inputs_of, training_copy
 from fedmjp.records import Features, Reconstruction
 
 CHANNELS = (1, 3)
+SSIM_WINDOW = 11  # pixels
 ABOVE_FLOOR = 3.0  # dB by which a picture must come back better than its mean colour, to count as leaking
 EXACT_FEATURE = 0.05  # of a feature's distance from a picture of grey
 EXACT_INPUT = 1e-3  # the same, of a linear layer's input
@@ -133,11 +134,17 @@ def score_pictures(reconstruction: Reconstruction, pictures: Tensor) -> list[dic
         target = picture[None].expand(len(distinct), -1, -1, -1)
         psnr = metric("psnr").function(distinct, target)
         place = int(psnr.argmax())
-        ssim = metric("ssim").function(distinct[place][None], picture[None])
+        ssim = metric("ssim").function(*(_at_least(image[None], SSIM_WINDOW) for image in (distinct[place], picture)))
         colour_alone = picture.mean(dim=(1, 2), keepdim=True).expand_as(picture)
         floor = metric("psnr").function(colour_alone[None], picture[None])
         scores.append({"psnr": float(psnr[place]), "ssim": float(ssim), "floor": float(floor), "place": place})
     return scores
+
+
+def _at_least(images: Tensor, side: int) -> Tensor:
+    """Repeat pixels of pictures that are smaller than a window; others stay as they are."""
+    factor = -(-side // min(images.shape[-2:]))
+    return images.repeat_interleave(factor, -1).repeat_interleave(factor, -2)
 
 
 def score_labels(labels: Tensor, true: Tensor) -> float:
