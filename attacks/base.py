@@ -321,7 +321,7 @@ class Attack(ABC, Generic[Model, Made]):
                 if (features is None) is (self.reveals == "features"):
                     raise AttackFailedError(f"{self.name}: reveals {self.reveals}, but gave features {features}")
                 facts = {name: values.cpu() for name, values in result.facts.items()}
-                checked.append(Features(result.labels.cpu(), features, diagnostics, facts))
+                checked.append(Features(result.labels.cpu(), features, diagnostics, facts, result.layer))
             else:
                 kind = "a Reconstruction" if self.reveals == "pictures" else "Features"
                 raise AttackFailedError(f"{self.name}: gave a {type(result).__name__} instead of {kind}")

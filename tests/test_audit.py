@@ -177,9 +177,9 @@ def test_labels_of_a_network_that_is_no_transformer_are_read(examples: Private) 
     assert not any(one.ran and one.role == "attack" and one.reveals == "pictures" for one in refused.values())
 
 
-def test_the_control_of_an_apps_network_gives_its_picture_back() -> None:
+def test_the_control_of_an_apps_network_gives_its_picture_back(examples: Private) -> None:
     network = take_in(torchvision_vit(), {}, mean=MEAN, std=STD, side=SIDE)
-    control = make_control(network, side=SIDE, channels=3)
+    control = make_control(network, examples)
     made = outcome(network, control.private, dict(control.update), control.threat)
     assert made["patch_embedding"]["psnr_worst_case"] > 60
 

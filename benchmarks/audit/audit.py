@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fedmjp.benchmarks.audit import verbatim
@@ -16,7 +17,7 @@ from fedmjp.benchmarks.audit.app import read_app
 from fedmjp.benchmarks.audit.attacking import BROKE, LATE, NOT_RUN, Attempt, attempt_all, classes_held, decay_in_loss
 from fedmjp.benchmarks.audit.cheating import play_servers
 from fedmjp.benchmarks.audit.control import Control, make_control
-from fedmjp.benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored
+from fedmjp.benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored, summarise_records
 from fedmjp.benchmarks.audit.membership import ClientUpdate, judge_membership
 from fedmjp.benchmarks.audit.network import Network, by_name, load_network, take_in
 from fedmjp.benchmarks.audit.noise import Repeats, measure_change, measure_repeats
@@ -263,6 +264,8 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
     for case in sorted(attacked, key=lambda case: -case.best_recovery):
         where = f"client {1 + nodes.index(case.answer.node)}, round {case.answer.server_round}"
         _report_recovered(where, case, findings)
+    reasons = {row["attack"]: row["reason"] for row in report["attacks"] if not row["applies"]}
+    report["records"] = summarise_records(report["recovered"], reasons)
     attempts = [attempt for case in attacked for attempt in case.attempts]
     if searches := [row["attack"] for row in report["attacks"] if row["reason"] == NOT_RUN and row["role"] == "attack"]:
         report["not_tested"].append(f"searches that apply, of minutes to hours each: {', '.join(searches)}")
@@ -274,7 +277,7 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
     report["departures"] = list(dict.fromkeys(case.departure for case in attacked if case.departure))
     first = _before_noise(attacked)
     report["cheating"] = play_servers(first, recipe, worst.answer.kind, _in_the_way(report))
-    control = _report_control(first, worst.private, findings)
+    control = _report_control(worst, first, findings)
     if control is not None:
         same_round = [case for case in attacked if case.answer.server_round == worst.answer.server_round]
         report["advice"] = _advise(first, same_round, control)
@@ -307,7 +310,8 @@ def _attack_round(
     side = private.side if private else 0
     module = load_network(records.model, records.code)
     sent = by_name(module.state_dict(), answers[0].sent)
-    network = take_in(module, sent, mean=mean, std=std, side=max(side, 1))
+    record = torch.zeros_like(private.entered[0][0]) if private and private.entered else None
+    network = take_in(module, sent, mean=mean, std=std, side=max(side, 1), record=record)
     return [_attack_answer(answer, network, records, repeats) for answer in answers[:ATTACKED]]
 
 
@@ -330,9 +334,9 @@ def _advise(network: Network, attacked: Sequence[Attacked], control: Control) ->
     if len(leaks) > 1:
         pair = [AuditedUpdate(case.update, case.threat, case.private) for case in leaks[:2] if case.private is not None]
         return advise(leaks[0].network, pair[0], pair[1], "On an upload of the app's, and again on another client's.")
-    picture = control.private.pictures
-    assert picture is not None  # noqa: S101 (a control is of a picture)
-    second = make_control(network, side=control.private.side, channels=picture.shape[1], number=1)
+    if control.private.pictures is None:
+        return None
+    second = make_control(network, control.private, number=1)
     pair = [AuditedUpdate(case.update, case.threat, case.private) for case in (control, second)]
     return advise(network, pair[0], pair[1], "On the control, since no attack read pictures out of the app's uploads.")
 
@@ -397,11 +401,11 @@ def _report_recovered(where: str, attacked: Attacked, findings: Findings) -> Non
         report["recovered"].append({**about, **counts})
 
 
-def _report_control(network: Network, private: Private | None, findings: Findings) -> Control | None:
+def _report_control(worst: Attacked, network: Network, findings: Findings) -> Control | None:
+    """Attack an undefended update of one known record, of the tensors that the app sends."""
     report = findings.report
-    side, count = (private.side, int(private.pictures.shape[1])) if private and private.pictures is not None else (0, 3)
     try:
-        control: Control = make_control(network, side=side, channels=count)
+        control = make_control(network, worst.private, sent=worst.update.keys() or None)
     except BadInputError as error:
         report["control"] = {"made": False, "reason": one_line(str(error)), "leaks": [], "network_read": False}
         return None
@@ -411,11 +415,22 @@ def _report_control(network: Network, private: Private | None, findings: Finding
         values = scored(attempt, control.private, network) if attempt.ran else {}
         if values:
             rows.append({"attack": attempt.attack, "reveals": attempt.reveals, "role": attempt.role, **values})
-        if isinstance(attempt.made, Reconstruction) and attempt.role == "attack":
-            pair = [control.private.pictures[0], attempt.made.images[0]]  # type: ignore[index]
+        pictures = control.private.pictures
+        if isinstance(attempt.made, Reconstruction) and attempt.role == "attack" and pictures is not None:
+            pair = [pictures[0], attempt.made.images[0]]
             findings.strips.append((f"control: one known picture, undefended, {attempt.attack}", pair))
     kinds = {row["reveals"] for row in rows if row["role"] == "attack" and _succeeded(row)}
-    report["control"] = {"made": True, "rows": rows, "leaks": sorted(kinds), "network_read": "pictures" in kinds}
+    back = summarise_records(rows, {attempt.attack: attempt.reason for attempt in attempts if not attempt.applies})
+    is_read = bool(back["came_back"]) and back["kind"] != "features"
+    reason = None
+    if not is_read:
+        reason = back["why"] or (
+            f"of the undefended update of one known record, {back['attack']} gives "
+            f"{'the inputs of one layer' if back['came_back'] else 'nothing'} back, not the record"
+        )
+    report["control"] = {
+        "made": True, "rows": rows, "leaks": sorted(kinds), "network_read": is_read, "reason": reason
+    }  # fmt: skip
     return control
 
 
