@@ -67,7 +67,8 @@ class Attack(ABC, Generic[Model, Made]):
       be attacked.
 
     An ``Attack[Entrance]`` needs the two embeddings alone and takes users' own models too (``fedmjp.adopt``), or the
-    layers of any module (``fedmjp.models.layers.LayeredNetwork``); any other needs a ``VitClassifier``. ``on_progress`` is called while an attack optimises.
+    layers of any module (``fedmjp.models.layers.LayeredNetwork``); any other needs a ``VitClassifier``. ``on_progress``
+    is called while an attack optimises.
 
     Args:
         options: Values for the fields of ``options_type``; a ``ConfigError`` names those that are wrong.

@@ -294,6 +294,7 @@ def test_arrays_without_names_are_named_by_their_order() -> None:
         ({"type": "OfflineModeIsEnabled", "text": "Cannot reach the hub"}, "needs the network"),
         ({"type": "AssertionError", "text": "Torch not compiled with CUDA enabled"}, "needs a GPU"),
         ({"type": "KeyError", "text": "'lr'"}, "the app fails (server: KeyError: 'lr')"),
+        ({"type": "KeyError", "text": "'path'", "line": "x = c.node_config['path']"}, "by --node-config path=VALUE"),
     ],
 )
 def test_a_failure_is_one_line_that_says_of_which_kind_it_is(error: dict[str, str], said: str) -> None:

@@ -15,9 +15,12 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from fedmjp.benchmarks.audit.intervals import area_interval, area_under_curve, rate_at, rate_interval
+from fedmjp.benchmarks.audit.labels import LabelCase, batch_statistics, count_update, judge_labels
 from fedmjp.benchmarks.audit.membership import ClientUpdate, judge_membership
+from fedmjp.benchmarks.audit.network import by_name
 from fedmjp.benchmarks.audit.probe import watching
 from fedmjp.benchmarks.audit.running import Records, lines
+from fedmjp.threat import ThreatModel
 from tests.test_audit_recipe import hooks
 
 assert hooks  # a fixture
@@ -153,3 +156,82 @@ def test_intervals_of_areas_hold_the_true_one_in_19_of_20_draws(shift: float) ->
         held += low <= true <= high
         assert high > low
     assert held >= 0.93 * 400
+
+
+class Wrapped(nn.Module):
+    """A network with a head as PEFT leaves it: an original that is not trained, and the copy that is."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.base_model = nn.ModuleDict({"model": nn.ModuleDict({"body": nn.Linear(WIDTH, 16), "head": nn.Module()})})
+        self.base_model["model"]["head"].original_module = nn.Linear(16, outputs)
+        self.base_model["model"]["head"].modules_to_save = nn.ModuleDict({"default": nn.Linear(16, outputs)})
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        parts = self.base_model["model"]
+        return parts["head"].modules_to_save["default"](torch.relu(parts["body"](inputs)))  # type: ignore[no-any-return]
+
+
+def label_case(module: nn.Module, loss: Tensor, names: Mapping[str, str] | None, pictures: int) -> LabelCase:
+    """An update of one step on a loss, by the names in which PEFT sends it."""
+    parameters = dict(module.named_parameters())
+    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    update = {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
+    if names is not None:
+        update = by_name(module.state_dict(), {sent: update[name] for name, sent in names.items()})
+    return LabelCase("m", module, update, update, ThreatModel(batch_size=pictures), True, True)
+
+
+@pytest.mark.parametrize(("outputs", "with_bias"), [(10, True), (10, False), (2, True)])
+def test_labels_are_counted_in_heads_that_peft_has_renamed(outputs: int, with_bias: bool) -> None:
+    torch.manual_seed(0)  # noqa: TID251 (initial weights)
+    module, labels = Wrapped(outputs), torch.arange(16) % min(outputs, 7)
+    loss = F.cross_entropy(module(0.1 * drawn(16, WIDTH, seed=0)), labels)
+    head = "base_model.model.head.modules_to_save.default"
+    sent = {f"{head}.weight": "base_model.model.head.weight", f"{head}.bias": "base_model.model.head.bias"}
+    case = label_case(module, loss, sent if with_bias else dict(list(sent.items())[:1]), 16)
+    counts, _ = count_update(case, 16, {"shape": [16, outputs]})
+    wrong = float((counts - torch.bincount(labels, minlength=outputs)).abs().sum()) / 2
+    assert int(counts.sum()) == 16
+    assert wrong <= (1 if with_bias else 3)
+
+
+@pytest.mark.parametrize("ones", [0, 3, 16])
+def test_one_logit_counts_two_classes(ones: int) -> None:
+    torch.manual_seed(0)  # noqa: TID251 (initial weights)
+    module, labels = nn.Sequential(nn.Linear(WIDTH, 8), nn.Linear(8, 1)), (torch.arange(16) < ones).float()
+    loss = F.binary_cross_entropy_with_logits(module(0.1 * drawn(16, WIDTH, seed=0)).squeeze(1), labels)
+    counts, _ = count_update(label_case(module, loss, None, 16), 16, {"shape": [16]})
+    assert counts.tolist() == pytest.approx([16 - ones, ones], abs=1)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_tell_those_of_the_private_batch(momentum: float | None) -> None:
+    layer, batches = nn.BatchNorm1d(5, momentum=momentum), [drawn(32, 5, seed=seed) + seed for seed in range(4)]
+    layer(batches[0])
+    assert layer.num_batches_tracked is not None
+    for count in (1, 3):
+        module = copy.deepcopy(layer)
+        for batch in batches[1 : 1 + count]:
+            module(batch)
+        weights = torch.tensor([0.9 ** (count - 1 - place) if momentum else 1.0 for place in range(count)])
+        for name, statistic in (("running_mean", torch.mean), ("running_var", torch.var)):
+            old, new = layer.get_buffer(name), module.get_buffer(name)
+            solved = batch_statistics(old, new - old, momentum, count, 1)
+            truth = torch.stack([statistic(batch, dim=0) for batch in batches[1 : 1 + count]])
+            assert torch.allclose(solved.float(), (weights[:, None] * truth).sum(0) / weights.sum(), atol=1e-4)
+
+
+@pytest.mark.usefixtures("hooks")
+def test_labels_of_watched_clients_are_scored_beside_a_guess(tmp_path: Path) -> None:
+    network = nn.Linear(WIDTH, 3)
+    updates, records, stated = two_clients(tmp_path, network, lambda node: torch.full((100,), node), entropy, steps=1)
+    threat = ThreatModel(update="delta", batch_size=RECORDS, local_learning_rate=0.5)
+    cases = [LabelCase(u.message, network, u.update, u.update, threat, True, False) for u in updates]
+    told = judge_labels(cases, records, {"loss": stated, "forwards": 1})
+    assert told["answered"], told["why"]
+    assert told["right"] > 0.9
+    assert (told["examples"], told["classes"], told["batch_norm"]) == (2 * RECORDS, 3, None)
+    assert told["interval"][0] < told["right"] <= told["interval"][1]
+    told = judge_labels(cases, records, {"loss": {"name": "mse_loss"}, "forwards": 1})
+    assert "no classes" in told["why"]

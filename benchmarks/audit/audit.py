@@ -18,6 +18,7 @@ from fedmjp.benchmarks.audit.attacking import BROKE, LATE, NOT_RUN, Attempt, att
 from fedmjp.benchmarks.audit.cheating import play_servers
 from fedmjp.benchmarks.audit.control import Control, make_control
 from fedmjp.benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored, summarise_records
+from fedmjp.benchmarks.audit.labels import LabelCase, judge_labels
 from fedmjp.benchmarks.audit.membership import ClientUpdate, judge_membership
 from fedmjp.benchmarks.audit.network import Network, by_name, load_network, take_in
 from fedmjp.benchmarks.audit.noise import Repeats, measure_change, measure_repeats
@@ -82,6 +83,11 @@ class Attacked:
     multiple: float  # of the weights, that was taken off the update
     departure: str | None  # how the update differs from gradients of the loss that attacks know
     refusal: str | None  # why no attack can read the update, whatever the network
+
+    @property
+    def is_of_network(self) -> bool:
+        """Tell whether the answer is weights or a gradient."""
+        return self.answer.kind in ("weights", "gradient")
 
     @cached_property
     def best_recovery(self) -> float:
@@ -244,6 +250,7 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
     except BadInputError as error:
         report["not_tested"].append(f"attacks on uploads: {error}")
         return
+    report["labels"] = judge_labels([_label_case(case) for case in attacked if case.is_of_network], records, recipe)
     report["membership"] = judge_membership(_updates_of_rounds(attacked), records, recipe["loss"])
     # Where nothing leaks, of the last round: in the first one a head may still be zero, which no gradient passes.
     worst = max(reversed(attacked), key=lambda case: case.best_recovery)
@@ -315,12 +322,19 @@ def _attack_round(
     return [_attack_answer(answer, network, records, repeats) for answer in answers[:ATTACKED]]
 
 
+def _label_case(case: Attacked) -> LabelCase:
+    """Take from an attacked answer what labels are counted of."""
+    module, is_gradient = case.network.module, case.answer.kind == "gradient"
+    sent = by_name(module.state_dict(), case.answer.update)
+    return LabelCase(case.answer.message, module, case.update, sent, case.threat, case.refusal is None, is_gradient)
+
+
 def _updates_of_rounds(attacked: Sequence[Attacked]) -> list[tuple[nn.Module, list[ClientUpdate]]]:
     """List the network of each round with the updates of it, as they were sent."""
     rounds: dict[int, tuple[nn.Module, list[ClientUpdate]]] = {}
     for case in attacked:
         answer, module = case.answer, case.network.module
-        if answer.kind in ("weights", "gradient"):
+        if case.is_of_network:
             update = by_name(module.state_dict(), answer.update)
             is_gradient = answer.kind == "gradient"
             sent = ClientUpdate(answer.message, answer.node, answer.server_round, is_gradient, update)

@@ -18,6 +18,7 @@ from fedmjp.models.layers import inputs_of, training_copy
 from fedmjp.records import Features, Reconstruction
 
 CHANNELS = (1, 3)
+SSIM_WINDOW = 11  # pixels
 ABOVE_FLOOR = 3.0  # dB by which a picture must come back better than its mean colour, to count as leaking
 RECOGNISABLE, ABOVE_SSIM_FLOOR = 0.5, 0.2  # the same by structural similarity, and by more than its mean colour
 EXACT_FEATURE = 0.05  # of a feature's distance from a picture of grey
@@ -134,11 +135,15 @@ def score_pictures(reconstruction: Reconstruction, pictures: Tensor) -> list[dic
         target = picture[None].expand(len(distinct), -1, -1, -1)
         psnr = metric("psnr").function(distinct, target)
         place = int(psnr.argmax())
-        ssim = metric("ssim").function(distinct[place][None], picture[None])
         colour_alone = picture.mean(dim=(1, 2), keepdim=True).expand_as(picture)
-        floors = [float(metric(name).function(colour_alone[None], picture[None])) for name in ("psnr", "ssim")]
-        score = {"psnr": float(psnr[place]), "ssim": float(ssim), "floor": floors[0], "place": place}
-        scores.append({**score, "ssim_floor": floors[1]})
+        true, recovered, blank = (
+            _at_least(image[None], SSIM_WINDOW) for image in (picture, distinct[place], colour_alone)
+        )
+        ssim, ssim_floor = (float(metric("ssim").function(image, true)) for image in (recovered, blank))
+        floor = float(metric("psnr").function(blank, true))
+        scores.append(
+            {"psnr": float(psnr[place]), "ssim": ssim, "floor": floor, "ssim_floor": ssim_floor, "place": place}
+        )
     return scores
 
 
@@ -146,6 +151,12 @@ def _is_back(score: Mapping[str, float]) -> bool:
     """Tell whether a picture came back: by its pixels, or recognisably, where only brightness and contrast are off."""
     recognisable = score["ssim"] >= max(RECOGNISABLE, score["ssim_floor"] + ABOVE_SSIM_FLOOR)
     return score["psnr"] > score["floor"] + ABOVE_FLOOR or recognisable
+
+
+def _at_least(images: Tensor, side: int) -> Tensor:
+    """Repeat pixels of pictures that are smaller than a window; others stay as they are."""
+    factor = -(-side // min(images.shape[-2:]))
+    return images.repeat_interleave(factor, -1).repeat_interleave(factor, -2)
 
 
 def score_labels(labels: Tensor, true: Tensor) -> float:

@@ -22,7 +22,7 @@ from fedmjp.errors import BadInputError
 
 LOSS, COSINE = "fall of the loss", "cosine of the record's gradient with the update"
 NOBODY = -1  # trained with these records
-FEWEST = 10  # records on each side
+FEWEST = 4  # records on each side
 MOST_IN_CONTROL = 32
 SECONDS = 15.0  # of the processors, for the gradients of one round
 STEP = 1e-3  # of the weights' length, that is gone along a gradient

@@ -1,7 +1,7 @@
 """The app's own network as attacks take it: whole, its entrance or its head alone, or the layers of any module."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,9 @@ from fedmjp.models.roles import roles_of_tensors
 from fedmjp.models.sent import SentWeights
 from fedmjp.records import Upload, weights_digest
 from fedmjp.threat import ThreatModel
+
+# Parts of names that wrappers add: PEFT leaves some of them out of what it sends.
+WRAPPERS = frozenset({"base_model", "model", "module", "_module", "_orig_mod", "modules_to_save", "default"})
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ def load_network(path: Path, code: Path) -> nn.Module:
 
 
 def by_name(state: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Name arrays as a network's state does: by name, in order of all its shapes, else by name in a part.
+    """Name arrays as a network's state does: by name, in order of all its shapes, else by name in a part or a wrapper.
 
     Args:
         state: Of the network, in its order.
@@ -128,7 +131,23 @@ def by_name(state: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> dict[s
     }
     if all(len(matches) == 1 for matches in endings.values()):
         return {endings[name][0]: value for name, value in arrays.items()}
-    return dict(arrays)
+    bare: dict[str, list[str]] = {}
+    for key in state:
+        bare.setdefault(_bare(key), []).append(key)
+    return {
+        _only([key for key in bare.get(_bare(name), []) if state[key].shape == value.shape], name): value
+        for name, value in arrays.items()
+    }
+
+
+def _only(matches: Sequence[str], name: str) -> str:
+    """Return the only match, else the name as it is."""
+    return matches[0] if len(matches) == 1 else name
+
+
+def _bare(name: str) -> str:
+    """Leave out what wrappers, PEFT above all, put into the name of a tensor; an original that is not trained stays."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def take_in(

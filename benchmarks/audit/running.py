@@ -39,6 +39,7 @@ NETWORK = re.compile(
     r"couldn't connect|Couldn't reach|offline|HfHubHTTPError|ProxyError|Connection refused",
     re.IGNORECASE,
 )
+WANTED = re.compile(r"\b(node|run)_config\[")  # in the line of the app that failed
 GPU = re.compile(r"not compiled with CUDA|no NVIDIA driver|CUDA (error|driver)|No CUDA GPUs|nvidia", re.IGNORECASE)
 
 
@@ -280,7 +281,9 @@ def _started(
     errors = [line.strip() for line in reversed(tail) if ERROR.match(line) and GENERIC not in line]
     if any(BUSY in line for line in errors):
         return TOO_BUSY
-    return f"the app does not start: {one_line((errors or ['its log holds no error'])[0])}"
+    return (
+        f"the app does not start: {one_line((errors or ['a process of it ended without an error, as by an exit'])[0])}"
+    )
 
 
 def said_of(where: str, chain: Sequence[Mapping[str, str]]) -> str:
@@ -297,6 +300,9 @@ def said_of(where: str, chain: Sequence[Mapping[str, str]]) -> str:
         if link["type"] in ("ModuleNotFoundError", "ImportError"):
             missing = one_line(PLACE.sub("", link["text"]))
             return f"the app does not install here: its {where} imports what is missing, {missing}"
+    if wanted := WANTED.search(error.get("line", "")) if error["type"] == "KeyError" else None:
+        option = f"--{wanted[1]}-config {error['text'].strip(chr(39))}=VALUE"
+        return f"the app wants a value that its owner gives ({where}: {description}): give it by {option}"
     if NETWORK.search(everything):
         return f"the app needs the network ({where}: {description}); --stand-in replaces data sets and weights"
     if GPU.search(everything):

@@ -126,8 +126,8 @@ def note_problem(folder: Path, where: str, error: BaseException) -> None:
     chain: list[dict[str, str]] = []
     cause: BaseException | None = error
     while cause is not None and len(chain) < 10:
-        chain.append(
-            {"type": type(cause).__name__, "text": str(cause)[:2000], "module": str(getattr(cause, "name", ""))}
-        )
+        frames = traceback.extract_tb(cause.__traceback__)
+        about = {"type": type(cause).__name__, "text": str(cause)[:2000], "module": str(getattr(cause, "name", ""))}
+        chain.append({**about, "line": frames[-1].line or "" if frames else ""})
         cause = cause.__cause__ or cause.__context__
     note(folder, "problems.jsonl", {"where": where, "chain": chain, "traceback": trace, "time": time.time()})

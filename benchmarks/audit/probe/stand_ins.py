@@ -181,9 +181,11 @@ def _hub_dataset(path: str) -> Any:
 
 def _table(path: str, *, is_other: bool) -> tables.Columns | None:
     """Return the columns of a data set that is a table; None where it is of pictures or of texts."""
-    if (known := tables.find_known(path)) is not None:
-        return known
     columns = tables.read_columns(Path(_given["code"]))
+    if (known := tables.find_known(path)) is not None:
+        names = {*columns.numbers, *columns.words}
+        is_version = len(names) > 1 and not names & {*known.numbers, *known.words}  # with names of its own
+        return columns if is_version and columns.labels else known
     is_table = bool(columns.labels and (columns.numbers or columns.words))
     return columns if is_table and not is_other and kind_of(path) is OTHERS else None
 
