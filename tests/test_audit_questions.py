@@ -14,11 +14,15 @@ from scipy.stats import beta
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
+from fedmjp.benchmarks.audit.app_loss import read_examples
+from fedmjp.benchmarks.audit.counterfactual import Rerun, trace_curve
+from fedmjp.benchmarks.audit.evaluating import read_private
 from fedmjp.benchmarks.audit.intervals import area_interval, area_under_curve, rate_at, rate_interval
 from fedmjp.benchmarks.audit.labels import LabelCase, batch_statistics, count_update, judge_labels
 from fedmjp.benchmarks.audit.membership import ClientUpdate, judge_membership
-from fedmjp.benchmarks.audit.network import by_name
+from fedmjp.benchmarks.audit.network import by_name, take_in
 from fedmjp.benchmarks.audit.probe import watching
+from fedmjp.benchmarks.audit.recipe import read_recipe
 from fedmjp.benchmarks.audit.running import Records, lines
 from fedmjp.threat import ThreatModel
 from tests.test_audit_recipe import hooks
@@ -235,3 +239,21 @@ def test_labels_of_watched_clients_are_scored_beside_a_guess(tmp_path: Path) -> 
     assert told["interval"][0] < told["right"] <= told["interval"][1]
     told = judge_labels(cases, records, {"loss": {"name": "mse_loss"}, "forwards": 1})
     assert "no classes" in told["why"]
+
+
+@pytest.mark.usefixtures("hooks")
+def test_the_curve_is_of_the_apps_own_step(tmp_path: Path) -> None:
+    """One step of one record gives it all away: its label, its membership, and the first layer's input."""
+    torch.manual_seed(0)  # noqa: TID251 (initial weights)
+    network = nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, 3))
+    _, records, _ = two_clients(tmp_path, network, classes_of, entropy, steps=1)
+    examples, private = read_examples(tmp_path / "evaluator" / "m1.npz"), read_private(records.evaluator, "m1", [], [])
+    assert examples is not None
+    assert private is not None
+    seen = take_in(network, {}, mean=[0.0] * 3, std=[1.0] * 3, side=1, record=examples.inputs["input-0"][0])
+    rows = trace_curve(Rerun(seen, read_recipe(records), "weights", examples, private))
+    assert {(1, 1), (8, 1), (1, 8)} <= {(row["pictures"], row["steps"]) for row in rows}
+    first = rows[0]
+    assert (first["pictures"], first["steps"], first["labels_right"], first["membership_auc"]) == (1, 1, 1.0, 1.0)
+    assert first["came_back"] == 1
+    assert first["best"] < 1e-3

@@ -128,6 +128,17 @@ class AppLoss:
             ]
         return torch.cat(parts).double()
 
+    def of_batch(self, examples: Examples) -> Tensor:
+        """Compute the loss (n,) of each example of a batch at the network's own weights, to be differentiated.
+
+        Args:
+            examples: n of them.
+
+        Raises:
+            BadInputError: If the network does not take the examples.
+        """
+        return self._losses(examples, {})
+
     def gradient(self, examples: Examples, names: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Compute the gradient of the examples' mean loss at the weights that the server sent, by name.
 

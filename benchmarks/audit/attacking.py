@@ -32,7 +32,7 @@ RUN = (
 )
 OF_LAYERS = ("linear_inputs", "feature_inversion")  # they run the app's module itself, whatever it is
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "feature_inversion": {"seconds": 15.0},
+    "feature_inversion": {"seconds": 20.0},
     "linear_inputs": {"samples": 50_000},
 }
 BROKE = "broke down, which says nothing"
@@ -63,7 +63,12 @@ class Attempt:
 
 
 def attempt_all(
-    network: Network, update: Mapping[str, Tensor], threat: ThreatModel, *, unreadable: str | None = None
+    network: Network,
+    update: Mapping[str, Tensor],
+    threat: ThreatModel,
+    *,
+    unreadable: str | None = None,
+    seconds: float = MOST_SECONDS,
 ) -> list[Attempt]:
     """Run every quick attack of the registry that applies to an update, and say of the others why not.
 
@@ -72,6 +77,7 @@ def attempt_all(
         update: Gradient or change of the weights, by the app's names.
         threat: What the server knows of it.
         unreadable: Why nothing can be read of it at all, if that is so.
+        seconds: Of the processors, that each of them may take.
     """
     upload = _read(network, update, threat)
     layers_upload: Upload | Failure
@@ -85,9 +91,9 @@ def attempt_all(
         if name == "feature_inversion" and not isinstance(network.seen, SentWeights):
             attempts.append(Attempt(name, "pictures", "attack", applies=False, reason=OF_EMBEDDINGS))
         elif name in OF_LAYERS:
-            attempts.append(attempt(name, layers, layers_upload, threat, unreadable))
+            attempts.append(attempt(name, layers, layers_upload, threat, unreadable, seconds))
         elif not name.startswith("oracle_"):
-            attempts.append(attempt(name, network, upload, threat, unreadable))
+            attempts.append(attempt(name, network, upload, threat, unreadable, seconds))
     return attempts
 
 
@@ -99,7 +105,12 @@ def _read(network: Network, update: Mapping[str, Tensor], threat: ThreatModel) -
 
 
 def attempt(
-    name: str, network: Network, upload: Upload | Failure, threat: ThreatModel, unreadable: str | None = None
+    name: str,
+    network: Network,
+    upload: Upload | Failure,
+    threat: ThreatModel,
+    unreadable: str | None = None,
+    seconds: float = MOST_SECONDS,
 ) -> Attempt:
     """Run an attack on an upload, or say why it does not apply; in place of an upload, why there is none.
 
@@ -109,6 +120,7 @@ def attempt(
         upload: What the client sent, or the reason why it cannot be read.
         threat: What the server knows.
         unreadable: Why nothing can be read of the update, if that is so.
+        seconds: Of the processors, that it may take.
     """
     try:
         attack = ATTACKS.get(name)(OPTIONS.get(name, {}))
@@ -122,7 +134,7 @@ def attempt(
             return Attempt(*about, applies=True, reason=NOT_RUN)
         started = time.monotonic()
         adversary = Adversary(network.seen, threat, seed=0)  # type: ignore[arg-type]  # what needs a network has one
-        with _limited(MOST_SECONDS):
+        with _limited(seconds):
             disclosure = adversary.reconstruct(name, [upload], OPTIONS.get(name, {}), on_progress=lambda *_: None)[0]  # type: ignore[list-item]
         caveat = attack.caveat(network.seen, threat) or ""  # type: ignore[arg-type]
     except (FedmjpError, LookupError, AttributeError) as error:

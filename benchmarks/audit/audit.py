@@ -14,9 +14,11 @@ from fedmjp.benchmarks.audit import verbatim
 from fedmjp.benchmarks.audit.advice import AuditedUpdate, advise
 from fedmjp.benchmarks.audit.answers import unanswered
 from fedmjp.benchmarks.audit.app import read_app
+from fedmjp.benchmarks.audit.app_loss import read_examples
 from fedmjp.benchmarks.audit.attacking import BROKE, LATE, NOT_RUN, Attempt, attempt_all, classes_held, decay_in_loss
 from fedmjp.benchmarks.audit.cheating import play_servers
 from fedmjp.benchmarks.audit.control import Control, make_control
+from fedmjp.benchmarks.audit.counterfactual import Rerun, trace_curve
 from fedmjp.benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored, summarise_records
 from fedmjp.benchmarks.audit.labels import LabelCase, judge_labels
 from fedmjp.benchmarks.audit.membership import ClientUpdate, judge_membership
@@ -282,12 +284,24 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
         report["taken_off"] = f"{taken_off[0].multiple:.3g} times the weights, as of a penalty on their squares"
     report["refused"] = list(dict.fromkeys(case.refusal for case in attacked if case.refusal))
     report["departures"] = list(dict.fromkeys(case.departure for case in attacked if case.departure))
+    report["counterfactual"] = _trace_curve(attacked[0], records, recipe)
     first = _before_noise(attacked)
     report["cheating"] = play_servers(first, recipe, worst.answer.kind, _in_the_way(report))
     control = _report_control(worst, first, findings)
     if control is not None:
         same_round = [case for case in attacked if case.answer.server_round == worst.answer.server_round]
         report["advice"] = _advise(first, same_round, control)
+
+
+def _trace_curve(case: Attacked, records: Records, recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Trace what fewer records and steps of a client would have given away; nothing where its records are unknown."""
+    examples = read_examples(records.evaluator / f"{case.answer.message}.npz")
+    if examples is None or case.private is None or not case.is_of_network:
+        return []
+    examples = examples.distinct(set())
+    if len(examples) != sum(map(len, case.private.entered)):
+        return []
+    return trace_curve(Rerun(case.network, recipe, case.answer.kind, examples, case.private))
 
 
 def _before_noise(attacked: Sequence[Attacked]) -> Network:
