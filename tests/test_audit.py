@@ -2,6 +2,9 @@ import base64
 import hashlib
 import io
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -487,3 +490,80 @@ def test_only_targets_that_are_classes_are_labels(tmp_path: Path, target: Tensor
     private = read_private(tmp_path, "m", MEAN, STD)
     assert private is not None
     assert (None if private.labels is None else private.labels.tolist()) == labels
+
+
+def run_in_bundle(bundle: Path, code: str) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PYTHONPATH": str(bundle), "PYTHONWARNINGS": "ignore"}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_an_app_cannot_touch_its_owners_folder_and_is_cut_off_where_it_prints_without_end(tmp_path: Path) -> None:
+    folder = vit_app(tmp_path / "app", batch=1)
+    bundle = copy_with_probe(read_app(folder), tmp_path / "run", {"stand_in": False}, {"stand_in": False})
+    code = f"""
+import os, pathlib, shutil
+from fedmjp_audit import settings
+settings.contain(settings.read("client.json"))
+owned = pathlib.Path({str(folder)!r})
+for change in (
+    lambda: (owned / "new.txt").write_text("mine"),
+    lambda: os.remove(owned / "pyproject.toml"),
+    lambda: shutil.rmtree(owned / "small"),
+    lambda: os.rename(owned / "small", "/tmp/mine"),
+    lambda: open(owned / "small" / "parts.py", "r+"),
+):
+    try:
+        change()
+    except PermissionError as error:
+        assert "in its owner's folder" in str(error)
+    else:
+        raise AssertionError("the folder was changed")
+pathlib.Path("new.txt").write_text("of the copy")
+assert (owned / "pyproject.toml").read_text()
+import small
+for _ in range(3000):
+    print("x" * 1000)
+"""
+    before = sorted((path, path.read_bytes()) for path in folder.rglob("*") if path.is_file())
+    done = run_in_bundle(bundle, code)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) <= 2**20
+    assert (tmp_path / "run" / CODE / "new.txt").exists()
+    assert sorted((path, path.read_bytes()) for path in folder.rglob("*") if path.is_file()) == before
+
+
+SCRIPT = """
+import argparse
+import flwr as fl
+from flwr.client.typing import ClientFn
+parser = argparse.ArgumentParser()
+parser.add_argument("--client-id", type=int, required=True)
+parser.add_argument("--num-clients", type=int, default=50)
+arguments = parser.parse_args()
+class Client(fl.client.NumPyClient):
+    whole = (arguments.client_id, arguments.num_clients)
+fl.client.start_numpy_client(server_address="127.0.0.1:8080", client=Client())
+"""
+SERVER_SCRIPT = """
+import flwr as fl
+fl.server.start_server(server_address="0.0.0.0:8080", config=fl.server.ServerConfig(num_rounds=7))
+"""
+
+
+def test_scripts_of_the_first_api_are_an_app(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "client.py").write_text(SCRIPT)
+    (tmp_path / "old" / "server.py").write_text(SERVER_SCRIPT)
+    app = read_app(tmp_path / "old")
+    assert app.scripts == {"client": "client.py", "server": "server.py"}
+    shared = {"stand_in": False, "clients": 3, "rounds": 2}
+    bundle = copy_with_probe(app, tmp_path / "run", shared, shared)
+    code = """
+from flwr.app import Context, RecordDict
+from fedmjp_audit import scripts, settings
+settings.contain(settings.read("client.json"))
+context = Context(run_id=1, node_id=1, node_config={"partition-id": 2}, state=RecordDict(), run_config={})
+print(scripts._make_client(context).numpy_client.whole, scripts._make_server(context).config.num_rounds)
+"""
+    done = run_in_bundle(bundle, code)
+    assert done.stdout.splitlines()[-1:] == ["(2, 3) 7"], done.stderr

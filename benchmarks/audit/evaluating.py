@@ -20,6 +20,7 @@ from fedmjp.records import Features, Reconstruction
 CHANNELS = (1, 3)
 SSIM_WINDOW = 11  # pixels
 ABOVE_FLOOR = 3.0  # dB by which a picture must come back better than its mean colour, to count as leaking
+RECOGNISABLE, ABOVE_SSIM_FLOOR = 0.5, 0.2  # the same by structural similarity, and by more than its mean colour
 EXACT_FEATURE = 0.05  # of a feature's distance from a picture of grey
 EXACT_INPUT = 1e-3  # the same, of a linear layer's input
 WHY_NOT = ("linear_inputs", "feature_inversion", "patch_embedding")  # whose reason is told where nothing applies
@@ -134,11 +135,22 @@ def score_pictures(reconstruction: Reconstruction, pictures: Tensor) -> list[dic
         target = picture[None].expand(len(distinct), -1, -1, -1)
         psnr = metric("psnr").function(distinct, target)
         place = int(psnr.argmax())
-        ssim = metric("ssim").function(*(_at_least(image[None], SSIM_WINDOW) for image in (distinct[place], picture)))
         colour_alone = picture.mean(dim=(1, 2), keepdim=True).expand_as(picture)
-        floor = metric("psnr").function(colour_alone[None], picture[None])
-        scores.append({"psnr": float(psnr[place]), "ssim": float(ssim), "floor": float(floor), "place": place})
+        true, recovered, blank = (
+            _at_least(image[None], SSIM_WINDOW) for image in (picture, distinct[place], colour_alone)
+        )
+        ssim, ssim_floor = (float(metric("ssim").function(image, true)) for image in (recovered, blank))
+        floor = float(metric("psnr").function(blank, true))
+        scores.append(
+            {"psnr": float(psnr[place]), "ssim": ssim, "floor": floor, "ssim_floor": ssim_floor, "place": place}
+        )
     return scores
+
+
+def _is_back(score: Mapping[str, float]) -> bool:
+    """Tell whether a picture came back: by its pixels, or recognisably, where only brightness and contrast are off."""
+    recognisable = score["ssim"] >= max(RECOGNISABLE, score["ssim_floor"] + ABOVE_SSIM_FLOOR)
+    return score["psnr"] > score["floor"] + ABOVE_FLOOR or recognisable
 
 
 def _at_least(images: Tensor, side: int) -> Tensor:
@@ -236,7 +248,7 @@ def scored(attempt: Attempt, private: Private, network: Network) -> dict[str, An
         scores = score_pictures(disclosure, private.pictures)
         if not scores:
             return {}
-        over = [score for score in scores if score["psnr"] > score["floor"] + ABOVE_FLOOR]
+        over = [score for score in scores if _is_back(score)]
         ordered = sorted(score["psnr"] for score in scores)
         return {
             "pictures": len(scores),

@@ -22,6 +22,7 @@ from fedmjp.errors import BadInputError
 
 LOSS, COSINE = "fall of the loss", "cosine of the record's gradient with the update"
 NOBODY = -1  # trained with these records
+EVALUATED = "The others are records that the app evaluates with; one that it also trains with, but only augmented, is among them."
 FEWEST = 4  # records on each side
 MOST_IN_CONTROL = 32
 SECONDS = 15.0  # of the processors, for the gradients of one round
@@ -278,7 +279,7 @@ def _compare(
     other_client = next((key for key in scores if key != node), None)
     members, others = (torch.tensor([source == side for source in sources]) for side in (node, NOBODY))
     values, raw, name = scores[node][score], reference, score
-    caveats = ["The others are records that the app evaluates with."]
+    caveats = [EVALUATED]
     if int(others.sum()) < FEWEST and reference is not None:
         others = torch.tensor([source == other_client for source in sources])
         values, raw = _standardised(values) - _standardised(reference), None
