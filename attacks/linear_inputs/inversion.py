@@ -72,7 +72,7 @@ class _Equations:
         parameters = [self.module.get_parameter(name) for name in self.gradients]
         computed = torch.autograd.grad((features * self.slopes).sum(), parameters, create_graph=True)
         pairs = list(zip(computed, self.gradients.values(), strict=True))
-        product = torch.stack([(mine * uploaded).sum() for mine, uploaded in pairs]).sum()
+        product = torch.stack([(candidate * uploaded).sum() for candidate, uploaded in pairs]).sum()
         lengths = [
             torch.stack([tensor.square().sum() for tensor in side]).sum().sqrt() for side in zip(*pairs, strict=True)
         ]
@@ -138,9 +138,9 @@ class FeatureInversion(Attack[Entrance]):
         for number in range(self.options.restarts):
             budget = None
             if self.options.seconds is not None:
-                left = self.options.seconds - (time.process_time() - started)
-                budget = left / (self.options.restarts - number)
-                if left <= 0 and runs:
+                seconds_left = self.options.seconds - (time.process_time() - started)
+                budget = seconds_left / (self.options.restarts - number)
+                if seconds_left <= 0 and runs:
                     break
             total += self._search(equations, spectrum, generator, number, budget)
             runs += 1
@@ -199,8 +199,8 @@ class FeatureInversion(Attack[Entrance]):
                 used = iteration / options.iterations
                 if seconds is not None:
                     used = max(used, (time.process_time() - started) / max(seconds, 1e-9))
-                done = (number + min(used, 1)) * options.iterations
-                self.on_progress(int(done), options.restarts * options.iterations, float(loss.detach()))
+                finished = (number + min(used, 1)) * options.iterations
+                self.on_progress(int(finished), options.restarts * options.iterations, float(loss.detach()))
         return spectrum.pictures(coefficients.detach())
 
 
@@ -242,8 +242,8 @@ def _in_front(network: LayeredNetwork) -> list[str]:
     records = torch.zeros((2, *network.shape), device=network.mean.device)
     with torch.enable_grad():
         features = inputs_of(module, network.layer.module, records)
-        named = [(name, value) for name, value in module.named_parameters() if name in network.sent]
+        parameters = [(name, value) for name, value in module.named_parameters() if name in network.sent]
         if not features.requires_grad:
             return []
-        slopes = torch.autograd.grad(features.sum(), [value for _, value in named], allow_unused=True)
-    return [name for (name, _), slope in zip(named, slopes, strict=True) if slope is not None]
+        slopes = torch.autograd.grad(features.sum(), [value for _, value in parameters], allow_unused=True)
+    return [name for (name, _), slope in zip(parameters, slopes, strict=True) if slope is not None]

@@ -59,7 +59,7 @@ def separate(gradient: LayerGradient, records: int, *, samples: int, generator: 
     """
     scale = gradient.weight.norm() / gradient.bias.norm().clamp_min(torch.finfo(torch.float64).tiny)
     whole = torch.cat([gradient.weight, scale * gradient.bias[:, None]], 1)
-    left, values, right = torch.linalg.svd(whole, full_matrices=False)
+    left_vectors, values, right_vectors = torch.linalg.svd(whole, full_matrices=False)
     rank, noise = _rank(values, whole.shape)
     if records == 1 or rank <= 1:
         return _single(gradient, records, rank)
@@ -71,7 +71,7 @@ def separate(gradient: LayerGradient, records: int, *, samples: int, generator: 
             float(values[records:].norm() / values.norm()),
             rank,
         )
-    factor, rows = left[:, :rank] * values[:rank], right[:rank]
+    factor, rows = left_vectors[:, :rank] * values[:rank], right_vectors[:rank]
     search = _Search(factor, noise, generator)
     own_rows = _parallel_rows(search)
     assemble = partial(_assembled, gradient, factor, rows, records, float(scale))
@@ -94,11 +94,11 @@ def _searched(search: "_Search", assemble: Callable[[Tensor, Tensor | None], Lay
             columns = torch.cat([fixed, basis @ directions], 1)
             inverse = torch.linalg.inv(columns)
             solution = assemble(inverse, columns)
-            right = solution.certified[:rank]
-            if int(right.sum()) > certified:
-                best, certified = solution, int(right.sum())
-                fixed = columns[:, right]
-                basis = torch.linalg.svd(inverse[right]).Vh[certified:].mT
+            is_certified = solution.certified[:rank]
+            if int(is_certified.sum()) > certified:
+                best, certified = solution, int(is_certified.sum())
+                fixed = columns[:, is_certified]
+                basis = torch.linalg.svd(inverse[is_certified]).Vh[certified:].mT
                 break
         else:
             break
@@ -166,15 +166,15 @@ class _Search:
             return
         if len(self.units) < 2 * self.rank:
             return
-        pool, chosen = self.units.new_zeros(0, self.rank), self.units.new_zeros(0, self.rank)
+        pool, selection = self.units.new_zeros(0, self.rank), self.units.new_zeros(0, self.rank)
         for _ in range(max(1, samples // CHUNK)):
             drawn = self._drawn()
             if not len(drawn):
                 continue
             pool = self._merged(torch.cat([pool, drawn]))
-            previous, chosen = chosen, self._independent(pool)
-            if len(chosen) == self.rank and not torch.equal(previous, chosen):
-                yield chosen.mT
+            previous, selection = selection, self._independent(pool)
+            if len(selection) == self.rank and not torch.equal(previous, selection):
+                yield selection.mT
 
     def _drawn(self) -> Tensor:
         """Draw submatrices of rank - 1 rows and return the directions orthogonal to them that have many zeros."""
@@ -200,23 +200,23 @@ class _Search:
             grams = torch.einsum("dk,ki,kj->dij", zeros, self.units, self.units)
             pool = torch.linalg.eigh(grams).eigenvectors[..., 0]
         directions = pool[self._zeros(pool).sum(1).argsort(descending=True, stable=True)]
-        alike = (directions @ directions.mT).abs() > 1 - 1e-8
-        return directions[~alike.tril(-1).any(1)][: 64 * self.rank]
+        repeats = (directions @ directions.mT).abs() > 1 - 1e-8
+        return directions[~repeats.tril(-1).any(1)][: 64 * self.rank]
 
     def _independent(self, pool: Tensor) -> Tensor:
         """Take directions with most zeros that are independent of those before."""
         basis: list[Tensor] = []
-        chosen: list[Tensor] = []
+        selection: list[Tensor] = []
         for direction in pool:
             remainder = direction.clone()
             for unit in basis:
                 remainder -= (remainder @ unit) * unit
             if float(remainder.norm()) > 1e-4:
                 basis.append(remainder / remainder.norm())
-                chosen.append(direction)
-            if len(chosen) == self.rank:
+                selection.append(direction)
+            if len(selection) == self.rank:
                 break
-        return torch.stack(chosen) if chosen else pool
+        return torch.stack(selection) if selection else pool
 
 
 def _assembled(

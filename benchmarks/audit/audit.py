@@ -448,13 +448,13 @@ def _report_control(worst: Attacked, network: Network, findings: Findings) -> Co
             pair = [pictures[0], attempt.made.images[0]]
             findings.strips.append((f"control: one known picture, undefended, {attempt.attack}", pair))
     kinds = {row["reveals"] for row in rows if row["role"] == "attack" and _succeeded(row)}
-    back = summarise_records(rows, {attempt.attack: attempt.reason for attempt in attempts if not attempt.applies})
-    is_read = bool(back["came_back"]) and back["kind"] != "features"
+    returned = summarise_records(rows, {attempt.attack: attempt.reason for attempt in attempts if not attempt.applies})
+    is_read = bool(returned["came_back"]) and returned["kind"] != "features"
     reason = None
     if not is_read:
-        reason = back["why"] or (
-            f"of the undefended update of one known record, {back['attack']} gives "
-            f"{'the inputs of one layer' if back['came_back'] else 'nothing'} back, not the record"
+        reason = returned["why"] or (
+            f"of the undefended update of one known record, {returned['attack']} gives "
+            f"{'the inputs of one layer' if returned['came_back'] else 'nothing'} back, not the record"
         )
     report["control"] = {
         "made": True, "rows": rows, "leaks": sorted(kinds), "network_read": is_read, "reason": reason

@@ -86,5 +86,5 @@ def _gradient(
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     except Exception as error:  # noqa: BLE001 (somebody else's module)
         raise BadInputError(f"no gradient of a known record passes the app's network: {error}") from None
-    named = zip(parameters, gradients, strict=True)
-    return {name: g for name, g in named if g is not None and (sent is None or name in sent)}, labels
+    pairs = zip(parameters, gradients, strict=True)
+    return {name: g for name, g in pairs if g is not None and (sent is None or name in sent)}, labels
