@@ -22,7 +22,9 @@ from fedmjp.errors import BadInputError
 
 LOSS, COSINE = "fall of the loss", "cosine of the record's gradient with the update"
 NOBODY = -1  # trained with these records
-EVALUATED = "The others are records that the app evaluates with; one that it also trains with, but only augmented, is among them."
+EVALUATED = (
+    "The others are records that the app evaluates with; one that it trains with in augmented form is among them."
+)
 FEWEST = 4  # records on each side
 MOST_IN_CONTROL = 32
 SECONDS = 15.0  # of the processors, for the gradients of one round
