@@ -234,6 +234,18 @@ def test_labels_are_counted_in_heads_that_peft_has_renamed(outputs: int, with_bi
     assert wrong <= (1 if with_bias else 3)
 
 
+def test_updates_that_no_arithmetic_survives_leave_labels_open(tmp_path: Path) -> None:
+    network = nn.Linear(WIDTH, 3)
+    (tmp_path / "evaluator").mkdir()
+    (tmp_path / "evaluator" / "seen.jsonl").write_text('{"id": "m", "node": 1, "labels": {"0": 4}, "examples": 4}')
+    loss = {"name": "cross_entropy", "shape": [4, 3]}
+    for value in (torch.nan, torch.inf, 0.0):
+        update = {name: torch.full_like(tensor, value) for name, tensor in network.state_dict().items()}
+        case = LabelCase("m", network, update, update, ThreatModel(batch_size=4), True, True)
+        answered = judge_labels([case], Records(tmp_path), {"loss": loss, "forwards": 1})
+        assert answered["why"] or answered["right"] is not None
+
+
 @pytest.mark.parametrize("ones", [0, 3, 16])
 def test_one_logit_counts_two_classes(ones: int) -> None:
     torch.manual_seed(0)  # noqa: TID251 (initial weights)
