@@ -536,6 +536,8 @@ SCRIPT = """
 import argparse
 import flwr as fl
 from flwr.client.typing import ClientFn
+from flwr.common.record.arrayrecord import ArrayRecord
+from flwr.common.typing import NDArrays, UserConfig
 parser = argparse.ArgumentParser()
 parser.add_argument("--client-id", type=int, required=True)
 parser.add_argument("--num-clients", type=int, default=50)

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
@@ -20,8 +21,9 @@ TENSORBOARD = "torch.utils.tensorboard"  # of torch itself, which needs the pack
 # Where names are today that modules of earlier Flower had.
 PLACES = (
     "flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.client", "flwr.server",
-    "flwr.server.strategy", "flwr.compat.client.typing", "flwr.common", "flwr.common.typing",
+    "flwr.server.strategy", "flwr.compat.client.typing", "flwr.app.user_config", "flwr.common", "flwr.common.typing",
 )  # fmt: skip
+EMPTIED = ("flwr.common.typing", "flwr.common.logger")  # that are there, without names that they had
 
 
 class _Idle(ModuleType):
@@ -35,14 +37,19 @@ class _Idle(ModuleType):
         return MagicMock(name=f"{self.__name__}.{name}")
 
 
+def _look_up(module_name: str, name: str) -> Any:
+    """Look a name of an earlier module up where Flower has it today; AttributeError if it is nowhere."""
+    for place in () if name.startswith("__") else PLACES:
+        if name in vars(module := importlib.import_module(place)) or name in getattr(module, "__all__", ()):
+            return getattr(module, name)
+    raise AttributeError(f"module {module_name!r} has no attribute {name!r}")
+
+
 class _Moved(ModuleType):
     """A module of earlier Flower: its names are looked up where they are today."""
 
     def __getattr__(self, name: str) -> Any:
-        for place in () if name.startswith("__") else PLACES:
-            if hasattr(module := importlib.import_module(place), name):
-                return getattr(module, name)
-        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return _look_up(self.__name__, name)
 
 
 class _AppFinder(MetaPathFinder, Loader):
@@ -101,3 +108,5 @@ def find_missing_modules(code: str, say: Callable[[str, str, str], None] | None)
     """
     sys.meta_path.insert(0, _TensorboardFinder(code, say))
     sys.meta_path.append(_AppFinder(code, say))
+    for name in EMPTIED:
+        vars(importlib.import_module(name)).setdefault("__getattr__", partial(_look_up, name))
