@@ -318,5 +318,5 @@ def _within_classes(classes: Tensor, values: Tensor, sides: Sequence[Tensor]) ->
         place = classes == number
         if all(bool((place & side).any()) for side in sides):
             both |= place
-            aligned[place] -= torch.stack([values[place & side].mean() for side in sides]).mean()
+            aligned[place] -= values[place & (sides[0] | sides[1])].mean()
     return aligned, [side & both for side in sides]
