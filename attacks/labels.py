@@ -114,7 +114,7 @@ def count_labels(layer: LastLayer, pictures: int, smoothing: float = 0.0) -> Ten
     if weights is None or layer.bias is None or layer.bias_gradient is None or shown < UNSURE:
         return torch.bincount(torch.tensor(_fill_labels(gradient, pictures, smoothing)), minlength=len(gradient))
     unsmoothed = (gradient + smoothing / len(gradient)) / (1 - smoothing) - smoothing / len(gradient)
-    means = weights.double() / layer.bias_gradient.double()[:, None]
+    means = (weights.double() / layer.bias_gradient.double()[:, None]).nan_to_num(0.0, 0.0, 0.0)
     answers = torch.softmax(means @ layer.weight.double().mT + layer.bias.double(), 1)
     present = gradient < 0
     answers[~present] = answers[present].mean(0)

@@ -14,7 +14,7 @@ from scipy.stats import beta
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
-from fedmjp.benchmarks.audit.app_loss import read_examples
+from fedmjp.benchmarks.audit.app_loss import AppLoss, read_examples
 from fedmjp.benchmarks.audit.counterfactual import Rerun, trace_curve
 from fedmjp.benchmarks.audit.evaluating import read_private
 from fedmjp.benchmarks.audit.intervals import area_interval, area_under_curve, rate_at, rate_interval
@@ -117,11 +117,45 @@ def test_members_of_an_overfit_model_are_told_from_records_it_never_saw(
 
 
 @pytest.mark.usefixtures("hooks")
+def test_a_loss_inside_of_a_network_called_by_keywords_is_computed_again(tmp_path: Path) -> None:
+    """As transformers' networks do, beside a batch norm and a class weight."""
+
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.norm, self.head = nn.Embedding(50, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+
+        def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            logits = self.head(self.norm(self.words(input_ids).mean(1)))
+            loss = F.cross_entropy(logits.view(-1, 3), labels.view(-1), weight=torch.tensor([1.0, 2.0, 3.0]))
+            return {"loss": loss, "logits": logits}
+
+    def call(module: nn.Module) -> Callable[[Tensor], Tensor]:
+        return lambda inputs: module(input_ids=inputs.long(), labels=labels[: len(inputs)])["loss"]
+
+    labels, words = torch.arange(30) % 3, torch.arange(240).view(30, 8) % 47
+    records, network = Records(tmp_path), Tagger()
+    about = SimpleNamespace(message_id="m", dst_node_id=1)
+    content = RecordDict({"arrays": ArrayRecord(network.state_dict())})
+    sent = copy.deepcopy(network)
+    with watching.MessageWatch(records.evaluator, records.model, SimpleNamespace(metadata=about, content=content)) as w:  # type: ignore[arg-type]
+        call(network)(words).backward()
+    reply: Any = SimpleNamespace(has_error=lambda: False, content=RecordDict())
+    w.keep(reply)
+    stated, examples = lines(records.evaluator / "seen.jsonl")[0]["loss"], read_examples(records.evaluator / "m.npz")
+    assert examples is not None
+    losses = AppLoss(sent.eval(), stated).losses(examples)
+    logits = sent(input_ids=words, labels=labels)["logits"]
+    expected = F.cross_entropy(logits, labels, weight=torch.tensor([1.0, 2.0, 3.0]), reduction="none")
+    assert torch.allclose(losses.float(), expected, atol=1e-5)
+
+
+@pytest.mark.usefixtures("hooks")
 def test_an_update_of_noise_raises_no_alarm(tmp_path: Path) -> None:
     network = nn.Linear(WIDTH, 3)
     updates, records, stated = two_clients(tmp_path, network, classes_of, entropy)
     alarms = 0
-    for number in range(8):
+    for number in range(4):
         noisy = [
             ClientUpdate(
                 u.message, u.node, 1, False, {n: 0.1 * drawn(*v.shape, seed=number) for n, v in u.update.items()}
@@ -198,6 +232,18 @@ def test_labels_are_counted_in_heads_that_peft_has_renamed(outputs: int, with_bi
     wrong = float((counts - torch.bincount(labels, minlength=outputs)).abs().sum()) / 2
     assert int(counts.sum()) == 16
     assert wrong <= (1 if with_bias else 3)
+
+
+def test_updates_that_no_arithmetic_survives_leave_labels_open(tmp_path: Path) -> None:
+    network = nn.Linear(WIDTH, 3)
+    (tmp_path / "evaluator").mkdir()
+    (tmp_path / "evaluator" / "seen.jsonl").write_text('{"id": "m", "node": 1, "labels": {"0": 4}, "examples": 4}')
+    loss = {"name": "cross_entropy", "shape": [4, 3]}
+    for value in (torch.nan, torch.inf, 0.0):
+        update = {name: torch.full_like(tensor, value) for name, tensor in network.state_dict().items()}
+        case = LabelCase("m", network, update, update, ThreatModel(batch_size=4), True, True)
+        answered = judge_labels([case], Records(tmp_path), {"loss": loss, "forwards": 1})
+        assert answered["why"] or answered["right"] is not None
 
 
 @pytest.mark.parametrize("ones", [0, 3, 16])

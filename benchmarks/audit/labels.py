@@ -59,6 +59,9 @@ def judge_labels(cases: Sequence[LabelCase], records: Records, recipe: Mapping[s
         except FedmjpError as error:
             reasons.append(str(error))
             continue
+        except (RuntimeError, ValueError, LookupError) as error:  # of numbers that no audit chose
+            reasons.append(f"the count broke down: {(str(error).splitlines() or [type(error).__name__])[0]}")
+            continue
         classes, drawn = len(counts), sum(labels.values())
         passes = max(drawn / max(line["examples"], 1), 1)  # one that enters again counts once
         examples += round(drawn / passes)
