@@ -172,12 +172,12 @@ def test_the_quickstarts_picture_is_searched_for_and_a_table_has_none() -> None:
     tensors = gradient(module, (picture - 0.5) / 0.5)
     half = torch.full((3, 1, 1), 0.5)
     network = LayeredNetwork(module, (3, 32, 32), frozenset(tensors), half, half)
-    attack = ATTACKS.get("feature_inversion")({"iterations": 250, "restarts": 3})
+    attack = ATTACKS.get("feature_inversion")({"iterations": 250, "restarts": 1})
     upload = Upload(tensors, "gradient", 1, 1, 0, "")
     (back,) = attack.run([upload], network, ThreatModel(), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
     assert isinstance(back, Reconstruction)
     blank = picture.mean((2, 3), keepdim=True).expand_as(picture)
-    assert float(metric("ssim").function(back.images, picture)) > 0.35 > float(metric("ssim").function(blank, picture))
+    assert float(metric("ssim").function(back.images, picture)) > 0.25 > float(metric("ssim").function(blank, picture))
     rows = LayeredNetwork(drawn(table), (12,), frozenset(dict(drawn(table).named_parameters())))
     assert "pictures" in str(attack.refusal(rows, ThreatModel()))  # type: ignore[arg-type]
 
@@ -185,8 +185,8 @@ def test_the_quickstarts_picture_is_searched_for_and_a_table_has_none() -> None:
 @pytest.mark.parametrize("name", ["linear_inputs", "feature_inversion"])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_conformance(check: Callable[[AttackTrial], None], name: str) -> None:
-    options = {"iterations": 2, "restarts": 2} if name == "feature_inversion" else {}
-    check(AttackTrial(ATTACKS.get(name)(options), "deit_tiny", gain=None, tolerance=1e-2, patch_size=16))
+    options = {"iterations": 1, "restarts": 1} if name == "feature_inversion" else {}
+    check(AttackTrial(ATTACKS.get(name)(options), "deit_micro", gain=None, tolerance=1e-2, patch_size=16))
 
 
 def audited(module: nn.Module, private: Private) -> tuple[dict[str, object], list[Attempt]]:
