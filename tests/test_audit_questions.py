@@ -37,9 +37,16 @@ def drawn(*shape: int, seed: int) -> Tensor:
 
 
 def train_client(
-    root: Path, network: nn.Module, data: tuple[Tensor, Tensor], loss: LossFunction, *, node: int, steps: int = 100
+    root: Path,
+    network: nn.Module,
+    data: tuple[Tensor, Tensor],
+    loss: LossFunction,
+    *,
+    node: int,
+    steps: int = 100,
+    evaluates: bool = True,
 ) -> ClientUpdate:
-    """Train a copy of a network under the probe's watch, and evaluate it on records that nobody trained with."""
+    """Train a copy of a network under the probe's watch, and maybe evaluate it on records that nobody trained with."""
     records, module = Records(root), copy.deepcopy(network)
     content = RecordDict({"arrays": ArrayRecord(module.state_dict())})
     about = SimpleNamespace(message_id=f"m{node}", dst_node_id=node)
@@ -52,7 +59,8 @@ def train_client(
             optimiser.step()
         module.eval()
         with torch.no_grad():
-            loss(module(inputs[RECORDS:]), targets[RECORDS:])
+            if evaluates:
+                loss(module(inputs[RECORDS:]), targets[RECORDS:])
     reply: Any = SimpleNamespace(has_error=lambda: False, content=RecordDict())
     w.keep(reply)
     sent = network.state_dict()
@@ -148,6 +156,34 @@ def test_a_loss_inside_of_a_network_called_by_keywords_is_computed_again(tmp_pat
     logits = sent(input_ids=words, labels=labels)["logits"]
     expected = F.cross_entropy(logits, labels, weight=torch.tensor([1.0, 2.0, 3.0]), reduction="none")
     assert torch.allclose(losses.float(), expected, atol=1e-5)
+
+
+@pytest.mark.usefixtures("hooks")
+@pytest.mark.parametrize("trains_with_them", [True, False])
+def test_clients_with_other_classes_are_told_apart_by_their_records_alone(
+    trains_with_them: bool, tmp_path: Path
+) -> None:
+    """Without records of evaluation the other client's are compared, whose classes differ: these raise no alarm."""
+    centres, alarms = drawn(3, WIDTH, seed=99), 0
+    for number in range(3):
+        network, sides = nn.Linear(WIDTH, 3), []
+        for draw in (0, 1):
+            updates = []
+            for node in (1, 2):
+                seed = 1000 * number + 10 * draw + node
+                share = torch.tensor([0.7, 0.2, 0.1] if node == 1 else [0.1, 0.2, 0.7])
+                labels = torch.multinomial(share, 100, True, generator=torch.Generator().manual_seed(seed))
+                data = (0.3 * centres[labels] + drawn(100, WIDTH, seed=seed), labels)
+                root = tmp_path / f"{number}-{draw}"
+                updates.append(train_client(root, network, data, entropy, node=node, steps=20, evaluates=False))
+            sides.append(updates)
+        records = Records(tmp_path / f"{number}-0")
+        stated = lines(records.evaluator / "seen.jsonl")[0]["loss"]
+        result = answer(sides[0] if trains_with_them else sides[1], network, records, stated)
+        assert result["answered"], result["why"]
+        assert any("within their class" in caveat for caveat in result["caveats"])
+        alarms += result["interval"][0] > 0.5
+    assert alarms == (3 if trains_with_them else 0)
 
 
 @pytest.mark.usefixtures("hooks")

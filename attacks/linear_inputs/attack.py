@@ -86,8 +86,8 @@ class LinearInputs(Attack[Entrance, Features]):
                 f"{self.name}: the gradient of {layer.weight} has rank {inputs.rank}: more rows went in than "
                 f"{upload.num_examples}, as in several steps or under noise"
             )
-        told = names.HEAD_BIAS in upload.tensors
-        labels = labels_of(upload, model, threat) if told else (UNKNOWN_LABEL,) * upload.num_examples
+        count = names.HEAD_BIAS in upload.tensors
+        labels = labels_of(upload, model, threat) if count else (UNKNOWN_LABEL,) * upload.num_examples
         diagnostics = {
             "certified": float(inputs.certified.all()),
             "certified_pictures": float(inputs.certified.sum()),

@@ -58,9 +58,9 @@ def joined(parts: Sequence[Examples]) -> Examples:
         parts: At least one.
     """
     shapes = [({n: t.shape[1:] for n, t in part.inputs.items()}, part.target.shape[1:]) for part in parts]
-    alike = [part for part, shape in zip(parts, shapes, strict=True) if shape == shapes[0]]
-    inputs = {name: torch.cat([part.inputs[name] for part in alike]) for name in parts[0].inputs}
-    return Examples(inputs, torch.cat([part.target for part in alike]))
+    is_uniform = [part for part, shape in zip(parts, shapes, strict=True) if shape == shapes[0]]
+    inputs = {name: torch.cat([part.inputs[name] for part in is_uniform]) for name in parts[0].inputs}
+    return Examples(inputs, torch.cat([part.target for part in is_uniform]))
 
 
 def read_examples(path: Path) -> Examples | None:

@@ -247,7 +247,9 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
         attacked = [
             case
             for number in rounds
-            for case in _attack_round([one for one in answers if one.server_round == number], records, recipe, repeats)
+            for case in _attack_round(
+                [reply for reply in answers if reply.server_round == number], records, recipe, repeats
+            )
         ]
     except BadInputError as error:
         report["not_tested"].append(f"attacks on uploads: {error}")

@@ -117,15 +117,15 @@ def _labels_right(case: LabelCase, labels: Tensor | None, loss: Mapping[str, Any
 def _run_steps(module: nn.Module, batch: Examples, recipe: Mapping[str, Any], kind: str) -> dict[str, Tensor]:
     """Run the app's steps on a batch and return the gradient, or the change of all that floats."""
     trained = copy.deepcopy(module).train()
-    loss, named = AppLoss(trained, recipe["loss"]), dict(trained.named_parameters())
+    loss, parameters = AppLoss(trained, recipe["loss"]), dict(trained.named_parameters())
     factor = len(batch) if recipe["loss"]["reduction"] == "sum" else 1
     if kind == "gradient":
         return {name: factor * gradient for name, gradient in loss.gradient(batch).items()}
     groups, kinds = recipe["groups"], {group["optimiser"] for group in recipe["groups"]}
     if len(kinds) != 1 or not all(group["is_known"] for group in groups):
         raise BadInputError("the app's optimisers are not torch's, or several")
-    members = [[named[name] for name in group["names"] if name in named] for group in groups]
-    for parameter in named.values():
+    members = [[parameters[name] for name in group["names"] if name in parameters] for group in groups]
+    for parameter in parameters.values():
         parameter.requires_grad_(any(parameter is member for group in members for member in group))
     parts = [{"params": group, **rules["steps"][0][1]} for group, rules in zip(members, groups, strict=True) if group]
     optimiser: torch.optim.Optimizer = getattr(torch.optim, kinds.pop())(parts, lr=0.01)

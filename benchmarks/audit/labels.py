@@ -153,7 +153,7 @@ def _refusal(cases: Sequence[LabelCase], recipe: Mapping[str, Any]) -> str | Non
     return None
 
 
-def batch_statistics(old: Tensor, change: Tensor, momentum: float | None, batches: int, before: int) -> Tensor:
+def batch_statistics(old: Tensor, change: Tensor, momentum: float | None, batches: int, tracked: int) -> Tensor:
     """Solve running statistics for those of the batches: of one exactly, of several their weighted mean.
 
     After k batches running = (1 - m)^k old + (1 - (1 - m)^k) mean, in which batch i weighs m (1 - m)^(k - i); without
@@ -164,9 +164,9 @@ def batch_statistics(old: Tensor, change: Tensor, momentum: float | None, batche
         change: What came back less these.
         momentum: Of the layer.
         batches: That the client trained on, at least 1.
-        before: Batches that the layer had tracked when it was sent.
+        tracked: Batches that the layer had tracked when it was sent.
     """
-    weight = batches / (before + batches) if momentum is None else 1 - (1 - momentum) ** batches
+    weight = batches / (tracked + batches) if momentum is None else 1 - (1 - momentum) ** batches
     return old.double() + change.double() / weight
 
 
@@ -178,9 +178,9 @@ def _describe_batch_norm(case: LabelCase, records: Records, recipe: Mapping[str,
         names = [f"{name}.{statistic}" for statistic in ("running_mean", "running_var")]
         moved = all(key in case.sent and bool(case.sent[key].any()) for key in names)
         if isinstance(layer, _BatchNorm) and moved and layer.momentum != 0:
-            before = int(state.get(f"{name}.num_batches_tracked", torch.zeros(())))
+            tracked = int(state.get(f"{name}.num_batches_tracked", torch.zeros(())))
             mean, variance = (
-                batch_statistics(state[key], case.sent[key], layer.momentum, batches, before) for key in names
+                batch_statistics(state[key], case.sent[key], layer.momentum, batches, tracked) for key in names
             )
             solved[name] = (mean, variance)
     if not solved or case.is_gradient:
@@ -204,7 +204,7 @@ def _deviation(module: nn.Module, batch: Tensor, solved: Mapping[str, tuple[Tens
         )
         for name in solved
     ]
-    kept = {name: value.clone() for name, value in module.state_dict().items()}
+    values = {name: value.clone() for name, value in module.state_dict().items()}
     try:
         with torch.no_grad():
             module.train()(batch)
@@ -213,7 +213,7 @@ def _deviation(module: nn.Module, batch: Tensor, solved: Mapping[str, tuple[Tens
     finally:
         for hook in hooks:
             hook.remove()
-        module.eval().load_state_dict(kept)
+        module.eval().load_state_dict(values)
     errors = []
     for name, entered in inputs.items():
         channels = entered.transpose(0, 1).flatten(1)

@@ -115,10 +115,10 @@ class Scorer:
             step: What an update adds to the weights, by the names of the network.
         """
         state = self._loss.module.state_dict()
-        after = {name: state[name] + change.to(state[name].dtype) for name, change in step.items()}
+        trained = {name: state[name] + change.to(state[name].dtype) for name, change in step.items()}
         direction = -entries(step, self._names, self._stride)
         cosines = torch.nn.functional.cosine_similarity(self._rows, direction[None], dim=1, eps=1e-30)
-        scores = {LOSS: self._initial - self._loss.losses(self.records, after), COSINE: cosines.double()}
+        scores = {LOSS: self._initial - self._loss.losses(self.records, trained), COSINE: cosines.double()}
         return {name: values.nan_to_num(0.0, 0.0, 0.0) for name, values in scores.items()}
 
     def control(self, step: Mapping[str, Tensor]) -> dict[str, tuple[float, Interval]]:
@@ -279,15 +279,15 @@ def _compare(
     """Hold a client's records against others by one score; None where there are too few."""
     reference = next((scores[key][score] for key in scores if key != node), None)
     other_client = next((key for key in scores if key != node), None)
-    members, others = (torch.tensor([source == side for source in sources]) for side in (node, NOBODY))
+    members, nonmembers = (torch.tensor([source == side for source in sources]) for side in (node, NOBODY))
     values, raw, name = scores[node][score], reference, score
     caveats = [EVALUATED]
-    if int(others.sum()) < FEWEST and reference is not None:
-        others = torch.tensor([source == other_client for source in sources])
+    if int(nonmembers.sum()) < FEWEST and reference is not None:
+        nonmembers = torch.tensor([source == other_client for source in sources])
         values, raw = _standardised(values) - _standardised(reference), None
         name = f"{score}, less that with the other client's update"
         caveats = ["The others are records that another client trained with in the same round."]
-    sides = [members, others]
+    sides = [members, nonmembers]
     if min(int(side.sum()) for side in sides) < FEWEST:
         return None
     if classes is not None and _hold_other_classes(classes, sides):
@@ -318,5 +318,5 @@ def _within_classes(classes: Tensor, values: Tensor, sides: Sequence[Tensor]) ->
         place = classes == number
         if all(bool((place & side).any()) for side in sides):
             both |= place
-            aligned[place] -= torch.stack([values[place & side].mean() for side in sides]).mean()
+            aligned[place] -= values[place & (sides[0] | sides[1])].mean()
     return aligned, [side & both for side in sides]

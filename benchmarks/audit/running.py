@@ -132,7 +132,7 @@ def play(
     started, owned = time.monotonic(), _states(app.folder)
     (superlink.home / RUN_CONFIG).write_text(_run_config(options.run_config), encoding="utf-8")
     tail: deque[str] = deque(maxlen=200)
-    number, wanted = options.clients or FEW, 0
+    number, requested = options.clients or FEW, 0
     while True:
         tail.clear()
         shutil.rmtree(records.root, ignore_errors=True)
@@ -154,15 +154,15 @@ def play(
         )
         ended = _once(superlink, bundle, records, number, options.limit - (time.monotonic() - started), tail)
         waits = lines(records.server / "waiting.jsonl")
-        wanted = max((int(line["wanted"]) for line in waits), default=0)
-        more = min(wanted, MOST) if waits and wanted else MANY
+        requested = max((int(line["wanted"]) for line in waits), default=0)
+        more = min(requested, MOST) if waits and requested else MANY
         needs_more = bool(waits) or not (replies(records) or ended or _problems(records))
         if options.clients is not None or more <= number or not needs_more:
             break
         number = more
     seconds = time.monotonic() - started
     if waits:
-        count = f"{wanted} clients and {number} are there" if wanted else f"more than {number} clients"
+        count = f"{requested} clients and {number} are there" if requested else f"more than {number} clients"
         return AppRun(number, seconds, f"the app waits for {count}: name their number by --clients")
     problem = _why_not(records, ended)
     if problem is None and _states(app.folder) != owned:
@@ -300,8 +300,8 @@ def said_of(where: str, chain: Sequence[Mapping[str, str]]) -> str:
         if link["type"] in ("ModuleNotFoundError", "ImportError"):
             missing = one_line(PLACE.sub("", link["text"]))
             return f"the app does not install here: its {where} imports what is missing, {missing}"
-    if wanted := WANTED.search(error.get("line", "")) if error["type"] == "KeyError" else None:
-        option = f"--{wanted[1]}-config {error['text'].strip(chr(39))}=VALUE"
+    if missing_key := WANTED.search(error.get("line", "")) if error["type"] == "KeyError" else None:
+        option = f"--{missing_key[1]}-config {error['text'].strip(chr(39))}=VALUE"
         return f"the app wants a value that its owner gives ({where}: {description}): give it by {option}"
     if NETWORK.search(everything):
         return f"the app needs the network ({where}: {description}); --stand-in replaces data sets and weights"
@@ -317,6 +317,6 @@ def one_line(text: str, *, last: bool = True) -> str:
         text: Of any length.
         last: Whether it is the last one, as of a traceback; else the first one, as of an error's text.
     """
-    said = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason"]
-    flat = said[-1 if last else 0]
+    sentences = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason"]
+    flat = sentences[-1 if last else 0]
     return flat if len(flat) <= 240 else f"{flat[:237]}..."

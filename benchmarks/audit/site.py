@@ -90,8 +90,8 @@ def _examine_apart(output: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
     command = [sys.executable, "-m", __spec__.name, str(output)]
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
-        reason = done.stderr if done.returncode else ""
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+        reason = process.stderr if process.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = str(error)
     if reason:

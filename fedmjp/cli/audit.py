@@ -73,11 +73,11 @@ def audit(
             stand_in=stand_in,
             rounds=rounds,
             options=RunOptions(time_limit, clients, run_config or (), node_config or ()),
-            on_stage=lambda said: tell(console, f"{said} ..."),
+            on_stage=lambda sentence: tell(console, f"{sentence} ..."),
         )
         write_report(findings, output, command=published_command())
         tell(console, first_line(findings.report))
-        tell(console, *(f"{question} {answer}. {said}" for question, answer, said in answers(findings.report)))
+        tell(console, *(f"{question} {answer}. {sentence}" for question, answer, sentence in answers(findings.report)))
         honest, cheating, *further = verdict(findings.report)
         tell(console, *further)
         tell(console, f"Written to {output}: report.html (open it in a browser), summary.html, report.json.")

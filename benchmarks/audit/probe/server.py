@@ -76,14 +76,14 @@ class Tap(Grid):
         """List clients as the Grid does; asked repeatedly before anything is sent, the app waits for more clients."""
         now = time.monotonic()
         nodes = list(self._grid.get_node_ids())
-        callers, wanted = _seek_waiting()
-        computes = UPDATER in callers and not wanted
+        callers, count = _seek_waiting()
+        computes = UPDATER in callers and not count
         if computes or now - self._last_asked > PAUSE_SECONDS:
             self._asked = now
         self._last_asked = now
-        patience = 2 if wanted > len(nodes) else SETTINGS["waiting"]
+        patience = 2 if count > len(nodes) else SETTINGS["waiting"]
         if not self._sent and now - self._asked > patience:
-            end("waiting.jsonl", {"nodes": len(nodes), "wanted": wanted})
+            end("waiting.jsonl", {"nodes": len(nodes), "wanted": count})
         return nodes
 
     def get_nodes(self) -> Any:
@@ -218,17 +218,17 @@ class Tap(Grid):
 
 def _seek_waiting() -> tuple[set[str], int]:
     """Name the functions that this thread is in, and tell how many clients Flower waits for, in whatever thread."""
-    own, wanted, callers = threading.get_ident(), 0, set()
+    this_thread, count, callers = threading.get_ident(), 0, set()
     for thread, innermost in sys._current_frames().items():
         frame: FrameType | None = innermost
         while frame is not None:
             name = frame.f_code.co_name
             if name in WAITING and "flwr" in frame.f_globals.get("__name__", ""):
-                wanted = max(wanted, int(frame.f_locals.get(WAITING[name]) or 0))
-            if thread == own:
+                count = max(count, int(frame.f_locals.get(WAITING[name]) or 0))
+            if thread == this_thread:
                 callers.add(name)
             frame = frame.f_back
-    return callers, wanted
+    return callers, count
 
 
 def _trains(message: Message) -> bool:

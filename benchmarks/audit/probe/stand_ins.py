@@ -152,8 +152,10 @@ def _hub_dataset(path: str) -> Any:
         _say("data set", path, f"{_rows()} drawn rows of a table for training, as many for testing")
         train, test = (datasets.Dataset.from_dict(drawn) for drawn in tables_drawn)
         return datasets.DatasetDict({"train": train, "test": test})
-    named = [name for name in BOTH_LABELS if name in _given["literals"]]  # a data set may have one, and the code both
-    label_columns = named or [_column(LABEL_COLUMNS) or "label"]
+    label_names = [
+        name for name in BOTH_LABELS if name in _given["literals"]
+    ]  # a data set may have one, and the code both
+    label_columns = label_names or [_column(LABEL_COLUMNS) or "label"]
     sites = tables.read_columns(Path(_given["code"])).sites
     splits = {}
     for seed, split in enumerate(("train", "test")):
@@ -182,10 +184,10 @@ def _hub_dataset(path: str) -> Any:
 def _table(path: str, *, is_other: bool) -> tables.Columns | None:
     """Return the columns of a data set that is a table; None where it is of pictures or of texts."""
     columns = tables.read_columns(Path(_given["code"]))
-    if (known := tables.find_known(path)) is not None:
+    if (familiar := tables.find_known(path)) is not None:
         names = {*columns.numbers, *columns.words}
-        is_version = len(names) > 1 and not names & {*known.numbers, *known.words}  # with names of its own
-        return columns if is_version and columns.labels else known
+        is_version = len(names) > 1 and not names & {*familiar.numbers, *familiar.words}  # with names of its own
+        return columns if is_version and columns.labels else familiar
     is_table = bool(columns.labels and (columns.numbers or columns.words))
     return columns if is_table and not is_other and kind_of(path) is OTHERS else None
 

@@ -172,10 +172,10 @@ def frame_columns(path: str, keywords: Mapping[str, Any], code: Path) -> Columns
     stated = [name for key in ("names", "usecols") for name in keywords.get(key) or () if isinstance(name, str)]
     if not stated:
         return read
-    known = {*read.words, *read.labels, *read.sites}
+    columns = {*read.words, *read.labels, *read.sites}
     labels = [name for name in stated if OF_LABELS.search(name) or name in read.labels] or stated[-1:]
     return Columns(
-        [name for name in stated if name not in {*known, *labels}],
+        [name for name in stated if name not in {*columns, *labels}],
         {name: words for name, words in read.words.items() if name in stated},
         labels,
         [name for name in read.sites if name in stated],

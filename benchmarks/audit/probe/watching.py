@@ -175,11 +175,11 @@ class MessageWatch:
         batch, self._evaluation = self._evaluation or {}, None
         examples = main_input(batch)
         if isinstance(target, Tensor) and examples is not None:
-            kept = {name: tensor.detach().cpu().clone() for name, tensor in {**batch, "target": target}.items()}
-            size = sum(tensor.nbytes for stored in [*self._evaluated, kept] for tensor in stored.values())
+            batches = {name: tensor.detach().cpu().clone() for name, tensor in {**batch, "target": target}.items()}
+            size = sum(tensor.nbytes for stored in [*self._evaluated, batches] for tensor in stored.values())
             count = sum(len(stored["target"]) for stored in self._evaluated)
             if count < KEPT_EVALUATED and size <= KEPT_EVALUATED_BYTES:
-                self._evaluated.append(kept)
+                self._evaluated.append(batches)
 
     def see_second_order(self) -> None:
         """Note gradients that are part of the loss, as a gradient penalty is."""
