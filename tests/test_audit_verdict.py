@@ -103,11 +103,13 @@ def test_three_questions_have_three_answers_and_say_why_not() -> None:
         "others": 30, "tpr_at_1_percent": [0.1, 0.02, 0.3],
     }  # fmt: skip
     given = answers(report_of(labels=labels, membership=membership))
-    assert [answer.answer for answer in given] == ["Yes", "No", "No"]
+    assert [answer.answer for answer in given] == ["Yes", "Not known", "No"]
     assert "90% (80% to 95%) of 32 labels" in given[0].said
     assert "a guess gets 30%" in given[0].said
     assert "60% (45% to 74%)" in given[1].said
     assert "10% (2% to 30%)" in given[1].said
+    near = answers(report_of(membership={**membership, "auc": 0.5, "interval": [0.42, 0.58]}))
+    assert near[1].answer == "No"
     refused = answers(report_of(membership={**unanswered()["membership"], "why": "its loss is not known"}))
     assert refused[1] == ("Who was in the data?", "Not known", "Its loss is not known.")
 

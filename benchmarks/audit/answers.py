@@ -5,7 +5,8 @@ from typing import Any, Literal, NamedTuple
 
 from fedmjp.benchmarks.audit.wording import result
 
-Word = Literal["Yes", "No", "Not known"]
+Word = Literal["Yes", "In part", "No", "Not known"]
+NEAR = 0.1  # an interval that ends no further above a guess shows that little more than the guess is told
 
 
 class QuestionAnswer(NamedTuple):
@@ -75,13 +76,12 @@ def answer_labels(report: Mapping[str, Any]) -> QuestionAnswer:
         }  # fmt: skip
     if labels["answered"]:
         right, guess = labels["right"], labels["guess"] or 0.0
-        low = labels["interval"][0] if labels["interval"] else right
         count = f" of {labels['examples']}" if labels["examples"] else ""
         sentence = (
             f"{right:.0%}{_interval(labels['interval'])}{count} labels were read by {labels['attack']}; "
             f"a guess gets {guess:.0%}."
         )
-        return QuestionAnswer(question, "Yes" if low > guess else "No", sentence + also)
+        return QuestionAnswer(question, _beside(guess, labels["interval"] or [right, right]), sentence + also)
     if classes:
         row = max(classes, key=lambda entry: (entry["right"], -entry["named"]))
         is_told = row["right"] * row["classes"] > row["named"] * row["held"]
@@ -101,7 +101,6 @@ def answer_membership(report: Mapping[str, Any]) -> QuestionAnswer:
     if not membership["answered"]:
         return QuestionAnswer(question, "Not known", _because(membership["why"], report))
     interval = membership["interval"]
-    is_told = (interval[0] if interval else membership["auc"]) > 0.5
     sentence = (
         f"Of a record in the data and one that is not, the right one is picked in {membership['auc']:.0%}"
         f"{_interval(interval)} of cases; a coin gets 50 % ({membership['members']} members, "
@@ -116,7 +115,16 @@ def answer_membership(report: Mapping[str, Any]) -> QuestionAnswer:
     control = membership["control_auc"]
     if control is not None:
         sentence += f" The control, an update of known members, gives {control:.0%}."
-    return QuestionAnswer(question, "Yes" if is_told else "No", " ".join([sentence, *membership["caveats"]]))
+    word = _beside(0.5, interval or [membership["auc"]] * 2)
+    return QuestionAnswer(question, word, " ".join([sentence, *membership["caveats"]]))
+
+
+def _beside(guess: float, interval: Sequence[float]) -> Word:
+    """Answer by where an interval lies: above a guess, near it or below, or too wide to tell."""
+    low, high = interval
+    if low > guess:
+        return "Yes"
+    return "No" if high <= guess + NEAR else "Not known"
 
 
 def _because(why: str | None, report: Mapping[str, Any]) -> str:

@@ -209,5 +209,7 @@ def answers(report: Mapping[str, Any]) -> list[QuestionAnswer]:
     """
     words: Mapping[Outcome, Word] = {"HOLDS": "No", "LEAKS": "Yes", "UNKNOWN": "Not known"}
     honest = judge_honest(report)
-    records = QuestionAnswer("Do records come back?", words[honest.outcome], honest.said)
+    features = next((line for line in verdict(report) if line.startswith("Features come back")), "")
+    word = "In part" if features and honest.outcome == "HOLDS" else words[honest.outcome]
+    records = QuestionAnswer("Do records come back?", word, f"{honest.said} {features}".rstrip())
     return [answer_labels(report), answer_membership(report), records]
