@@ -66,8 +66,9 @@ class Attack(ABC, Generic[Model, Made]):
     - ``uses_natural_patches``: whether it uses the prior of ``fedmjp.attacks.natural_patches``, whose pictures must not
       be attacked.
 
-    An ``Attack[Entrance]`` needs the two embeddings alone and takes users' own models too (``fedmjp.adopt``); any other
-    needs a ``VitClassifier``. ``on_progress`` is called while an attack optimises.
+    An ``Attack[Entrance]`` needs the two embeddings alone and takes users' own models too (``fedmjp.adopt``), or the
+    layers of any module (``fedmjp.models.layers.LayeredNetwork``); any other needs a ``VitClassifier``. ``on_progress``
+    is called while an attack optimises.
 
     Args:
         options: Values for the fields of ``options_type``; a ``ConfigError`` names those that are wrong.
@@ -321,7 +322,7 @@ class Attack(ABC, Generic[Model, Made]):
                 if (features is None) is (self.reveals == "features"):
                     raise AttackFailedError(f"{self.name}: reveals {self.reveals}, but gave features {features}")
                 facts = {name: values.cpu() for name, values in result.facts.items()}
-                checked.append(Features(result.labels.cpu(), features, diagnostics, facts))
+                checked.append(Features(result.labels.cpu(), features, diagnostics, facts, result.layer))
             else:
                 kind = "a Reconstruction" if self.reveals == "pictures" else "Features"
                 raise AttackFailedError(f"{self.name}: gave a {type(result).__name__} instead of {kind}")

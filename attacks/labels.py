@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from fedmjp.records import Features, Upload
 from fedmjp.threat import ThreatModel
 
 CERTAIN = 0.05  # of the step 1 / B that one label makes; what is nearer to zero may be noise
+UNSURE = 0.1  # of a batch that the gradient shows: below it the model knows its labels
 PLAIN = (0.55, 1.5)  # factors on the loss that unsure predictions alone may seem to show
 
 
@@ -51,7 +53,12 @@ def labels_of(upload: Upload, model: Entrance, threat: ThreatModel) -> tuple[int
         raise AttackNotApplicableError(f"labels are unknown and the upload has no tensor {bias!r} to recover them from")
     smoothing = threat.label_smoothing
     gradient = mean_gradient(upload, bias, model, threat)
-    remainder = gradient / _factor(gradient, pictures, smoothing) + smoothing / len(gradient)
+    return tuple(sorted(_fill_labels(gradient / _factor(gradient, pictures, smoothing), pictures, smoothing)))
+
+
+def _fill_labels(gradient: Tensor, pictures: int, smoothing: float) -> list[int]:
+    """List labels: classes that are negative beyond noise, then whichever class has the lowest remainder."""
+    remainder = gradient + smoothing / len(gradient)
     share = (1 - smoothing) / pictures  # what a label takes
     negative = (remainder < -CERTAIN * share).nonzero().flatten()
     labels: list[int] = negative[remainder[negative].argsort()][:pictures].tolist()  # these are certain
@@ -59,7 +66,80 @@ def labels_of(upload: Upload, model: Entrance, threat: ThreatModel) -> tuple[int
     while len(labels) < pictures:
         labels.append(int(torch.argmin(remainder)))
         remainder[labels[-1]] += share
-    return tuple(sorted(labels))
+    return labels
+
+
+@dataclass(frozen=True)
+class LastLayer:
+    """The last linear layer, as the server sent it, and the mean gradient of it; None where a tensor was not sent."""
+
+    weight: Tensor  # (classes, dim); one row where one logit stands for two classes
+    bias: Tensor | None  # (classes,)
+    weight_gradient: Tensor | None
+    bias_gradient: Tensor | None
+
+
+def count_labels(layer: LastLayer, pictures: int, smoothing: float = 0.0) -> Tensor:
+    """Count how many pictures of each class are behind a mean gradient of cross-entropy, as (classes,) int64.
+
+    With weight and bias: each class's mean feature is about the ratio of its two gradients, the layer answers it with
+    probabilities P, and the counts n solve (P^T - 1) n = g B, n >= 0 (iLRG). Where the gradient shows less than
+    ``UNSURE`` of a batch the model is sure, the ratio is of nothing, and ``labels_of`` is exact more often. With the
+    weight alone the gradient is about an outer product of g and the mean feature, whose largest entry is taken for a
+    class without pictures. One logit z is the pair (0, z); its mean probability is taken from the bias.
+
+    Args:
+        layer: Whose gradient was sent.
+        pictures: How many are counted.
+        smoothing: Of the labels.
+
+    Raises:
+        AttackNotApplicableError: If neither gradient tells the classes.
+
+    References:
+        Ma et al., "Instance-wise Batch Label Restoration via Gradients in Federated Learning", ICLR 2023.
+    """
+    if len(layer.weight) == 1:
+        if layer.bias_gradient is None or layer.bias is None:
+            raise AttackNotApplicableError("one logit without a bias does not tell its two classes")
+        places = pictures * float(torch.sigmoid(layer.bias.double()) - layer.bias_gradient.double())
+        return _round_counts(torch.tensor([pictures - places, places]), pictures)
+    gradient, weights = layer.bias_gradient, layer.weight_gradient
+    if gradient is None:
+        if weights is None or not weights.any():
+            raise AttackNotApplicableError("neither weight nor bias of the last layer was sent")
+        gradient = _gradient_of_bias(weights.double())
+    gradient = gradient.double() / _factor(gradient.double(), pictures, smoothing)
+    lower_bounds = float(gradient.clamp_max(0).abs().sum())
+    if weights is None or layer.bias is None or layer.bias_gradient is None or lower_bounds < UNSURE:
+        return torch.bincount(torch.tensor(_fill_labels(gradient, pictures, smoothing)), minlength=len(gradient))
+    unsmoothed = (gradient + smoothing / len(gradient)) / (1 - smoothing) - smoothing / len(gradient)
+    means = (weights.double() / layer.bias_gradient.double()[:, None]).nan_to_num(0.0, 0.0, 0.0)
+    answers = torch.softmax(means @ layer.weight.double().mT + layer.bias.double(), 1)
+    present = gradient < 0
+    answers[~present] = answers[present].mean(0)
+    equations = torch.cat([answers.mT - torch.eye(len(gradient)), torch.ones(1, len(gradient))])
+    right = torch.cat([unsmoothed * pictures, torch.tensor([float(pictures)])])
+    from scipy.optimize import nnls  # noqa: PLC0415 (takes a quarter of a second to import)
+
+    return _round_counts(torch.from_numpy(nnls(equations.numpy(), right.numpy())[0]), pictures)
+
+
+def _gradient_of_bias(weights: Tensor) -> Tensor:
+    """Estimate the bias's gradient (classes,) from the weight's (classes, dim): the factor of its nearest product."""
+    remainder, _, right = torch.linalg.svd(weights, full_matrices=False)
+    direction = remainder[:, 0] * torch.sign(right[0].sum())  # features behind a ReLU are positive
+    gradient: Tensor = direction / (len(direction) * direction.max().clamp_min(torch.finfo(direction.dtype).tiny))
+    return gradient
+
+
+def _round_counts(counts: Tensor, pictures: int) -> Tensor:
+    """Round counts (classes,) to whole numbers with the right sum: the largest remainders are rounded up."""
+    positive = counts.double().clamp_min(0)
+    scaled = positive * pictures / positive.sum().clamp_min(1e-30)
+    whole = scaled.floor()
+    whole[(scaled - whole).argsort(descending=True)[: pictures - int(whole.sum())]] += 1
+    return whole.long()
 
 
 def _factor(gradient: Tensor, pictures: int, smoothing: float) -> float:
@@ -72,8 +152,8 @@ def _factor(gradient: Tensor, pictures: int, smoothing: float) -> float:
     negative = gradient < -CERTAIN * gradient.abs().max()
     if len(gradient) < pictures or bool(negative.all()) or not bool(negative.any()):
         return 1.0
-    shown = float((gradient[~negative].mean() - gradient[negative]).sum()) / (1 - smoothing)
-    return shown if math.isfinite(shown) and not PLAIN[0] <= shown <= PLAIN[1] else 1.0
+    lower_bounds = float((gradient[~negative].mean() - gradient[negative]).sum()) / (1 - smoothing)
+    return lower_bounds if math.isfinite(lower_bounds) and not PLAIN[0] <= lower_bounds <= PLAIN[1] else 1.0
 
 
 def mean_gradient(upload: Upload, name: str, model: Entrance, threat: ThreatModel) -> Tensor:

@@ -13,6 +13,7 @@ goes on with the other clients. That a reply was refused is seen by the server, 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,7 +30,9 @@ from fedmjp.errors import ConfigError, FedmjpError
 from fedmjp.randomness import Randomness, SystemRandomness
 from fedmjp.wire import REFUSED
 
-__all__ = ["UploadGate", "defence_mod"]
+__all__ = ["AuditMod", "UploadGate", "defence_mod"]
+
+SITE = "fedmjp.benchmarks.audit.site"  # it stands above clients, and is imported by this name when it is used
 
 
 def defence_mod(
@@ -74,6 +77,41 @@ def defence_mod(
     if kind not in (None, *get_args(Kind)):
         raise ConfigError(f"kind = {kind!r}: must be {' or '.join(get_args(Kind))}")
     return _DefenceMod(defence, kind, _charge(defence, ledger, budget), randomness or SystemRandomness())
+
+
+class AuditMod:
+    """Mod that writes the report of ``fedmjp audit`` at the site, on the owner's own data; nothing of it leaves.
+
+    The first of ``mods`` sees what leaves after all of them::
+
+        ClientApp(mods=[AuditMod(output="audit"), defence_mod("local_dp", epsilon=8.0)])
+
+    The client answers as it would, and each watched round takes some minutes longer. Until the last of them, private
+    batches lie in a folder beside the report that its owner alone can read. Of several clients that share a folder
+    the first is audited. Patches of torch are put in place when the mod is made, so an app should make it before it
+    takes functions out of ``torch.nn.functional``.
+
+    Args:
+        output: Folder of the report: ``report.html``, ``summary.html`` and ``report.json``.
+        rounds: That are watched.
+
+    Raises:
+        ConfigError: If no round is to be watched.
+        OutputError: If the folder holds files of somebody else's.
+    """
+
+    def __init__(self, output: str | Path, *, rounds: int = 2) -> None:
+        if rounds < 1:
+            raise ConfigError(f"rounds = {rounds!r}: must be at least 1")
+        self.output, self.rounds = Path(output).resolve(), rounds
+        import_module(SITE).begin(self.output)
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Answer as the app does and audit the answer, as Flower calls a mod."""
+        if message.metadata.message_type.split(".")[0] != "train":
+            return call_next(message, context)
+        reply: Message = import_module(SITE).answer_watched(self.output, self.rounds, message, context, call_next)
+        return reply
 
 
 def _charge(defence: Defence, ledger: str | Path | None, budget: float | None) -> Callable[[], object]:

@@ -228,6 +228,7 @@ class Features:
     diagnostics: Mapping[str, float] = field(default_factory=dict)
     # Further knowledge of each picture, a row each in the order of the labels: "probabilities", "loss" and the like.
     facts: Mapping[str, Tensor] = field(default_factory=dict)
+    layer: str | None = None  # name of the submodule that reads the features; None: the last layer
 
     def __post_init__(self) -> None:
         shape = tuple(self.labels.shape)

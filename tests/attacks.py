@@ -13,6 +13,7 @@ from fedmjp.threat import ThreatModel
 QUICK: dict[str, dict[str, object]] = {
     "body_newton": {"starts": 1, "steps": 1},
     "gauss_newton": {"starts": 1, "steps": 1},
+    "feature_inversion": {"iterations": 1, "restarts": 1},
     **{name: {"rounds": 1, "starts": 16, "steps": 0} for name in ATTACKS if name.startswith("first_mlp")},
     "gradient_matching": {"iterations": 2},
     "gradvit": {"iterations": 2},

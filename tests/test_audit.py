@@ -2,6 +2,9 @@ import base64
 import hashlib
 import io
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,16 +25,16 @@ from torch import Tensor, nn
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.benchmarks.audit import attacking, running, verbatim
-from fedmjp.benchmarks.audit.app import ADDED, copy_with_probe, read_app
+from fedmjp.benchmarks.audit.app import ADDED, CODE, copy_with_probe, read_app
 from fedmjp.benchmarks.audit.attacking import Attempt, attempt_all
 from fedmjp.benchmarks.audit.cheating import play_servers
 from fedmjp.benchmarks.audit.control import make_control
-from fedmjp.benchmarks.audit.evaluating import Private, scored
+from fedmjp.benchmarks.audit.evaluating import Private, read_private, scored
 from fedmjp.benchmarks.audit.network import Network, by_name, take_in
 from fedmjp.benchmarks.audit.probe import mods
 from fedmjp.benchmarks.audit.protections import read_mods, verify
 from fedmjp.benchmarks.audit.recipe import unreadable
-from fedmjp.benchmarks.audit.running import Records, play, said_of
+from fedmjp.benchmarks.audit.running import Records, RunOptions, play, said_of
 from fedmjp.benchmarks.audit.wire import Answer
 from fedmjp.clients.mods import defence_mod
 from fedmjp.errors import AppError, BadInputError
@@ -177,9 +180,9 @@ def test_labels_of_a_network_that_is_no_transformer_are_read(examples: Private) 
     assert not any(one.ran and one.role == "attack" and one.reveals == "pictures" for one in refused.values())
 
 
-def test_the_control_of_an_apps_network_gives_its_picture_back() -> None:
+def test_the_control_of_an_apps_network_gives_its_picture_back(examples: Private) -> None:
     network = take_in(torchvision_vit(), {}, mean=MEAN, std=STD, side=SIDE)
-    control = make_control(network, side=SIDE, channels=3)
+    control = make_control(network, examples)
     made = outcome(network, control.private, dict(control.update), control.threat)
     assert made["patch_embedding"]["psnr_worst_case"] > 60
 
@@ -294,6 +297,7 @@ def test_arrays_without_names_are_named_by_their_order() -> None:
         ({"type": "OfflineModeIsEnabled", "text": "Cannot reach the hub"}, "needs the network"),
         ({"type": "AssertionError", "text": "Torch not compiled with CUDA enabled"}, "needs a GPU"),
         ({"type": "KeyError", "text": "'lr'"}, "the app fails (server: KeyError: 'lr')"),
+        ({"type": "KeyError", "text": "'path'", "line": "x = c.node_config['path']"}, "by --node-config path=VALUE"),
     ],
 )
 def test_a_failure_is_one_line_that_says_of_which_kind_it_is(error: dict[str, str], said: str) -> None:
@@ -320,7 +324,8 @@ def test_an_app_that_hangs_is_told_after_the_time_limit(tmp_path: Path, monkeypa
     monkeypatch.setattr(running, "POLL_SECONDS", 0.05)
     app = read_app(vit_app(tmp_path / "app", batch=1))
     superlink: Any = HangingSuperLink(tmp_path)
-    run = play(superlink, app, Records(tmp_path / "audit"), {"rounds": 1, "stand_in": False, "pictures": ""}, limit=0.2)
+    settings = {"rounds": 1, "stand_in": False, "pictures": ""}
+    run = play(superlink, app, Records(tmp_path / "audit"), settings, RunOptions(limit=0.2))
     assert run.problem is not None
     assert run.problem.startswith("the app hangs")
 
@@ -330,7 +335,7 @@ def test_an_app_that_hangs_is_told_after_the_time_limit(tmp_path: Path, monkeypa
     [
         ({"records": {}}, None, "the app sends nothing: answers to training hold no records"),
         ({"error": 2, "reason": "first\nlast"}, None, "the app sends nothing: clients answer with errors, last"),
-        (None, None, "the app sends nothing: no client was asked to train"),
+        (None, None, "the app sends nothing: its server's process ended before anything was sent"),
         ({"records": {"a": {}}}, None, None),
         ({"records": {"a": {}}}, "the app hangs: it was stopped", "waiting for clients to answer train of round 2"),
     ],
@@ -348,15 +353,16 @@ def test_why_a_run_is_not_complete_is_one_line(
     assert problem is None if said is None else said in str(problem)
 
 
-def test_the_copy_has_one_package_more_and_the_app_stays_as_it_is(tmp_path: Path) -> None:
+def test_the_bundle_is_the_probe_alone_and_the_app_stays_as_it_is(tmp_path: Path) -> None:
     folder = vit_app(tmp_path / "app", batch=1)
     before = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
-    copy = copy_with_probe(read_app(folder), tmp_path / "copy", {"folder": "s"}, {"folder": "secret-place"})
+    bundle = copy_with_probe(read_app(folder), tmp_path / "app-run", {"folder": "s"}, {"folder": "secret-place"})
     assert {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in before} == before
-    assert {path.name for path in copy.iterdir()} == {"pyproject.toml", "small", ADDED}
-    assert (copy / "small" / "parts.py").read_bytes() == (folder / "small" / "parts.py").read_bytes()
-    assert f'serverapp = "{ADDED}.server:app"' in (copy / "pyproject.toml").read_text()
-    assert "secret-place" not in (copy / ADDED / "server.json").read_text()  # the server is not told where pictures go
+    assert {path.name for path in bundle.iterdir()} == {"pyproject.toml", ADDED}
+    copied = tmp_path / "app-run" / CODE
+    assert (copied / "small" / "parts.py").read_bytes() == (folder / "small" / "parts.py").read_bytes()
+    assert f'serverapp = "{ADDED}.server:app"' in (bundle / "pyproject.toml").read_text()
+    assert "secret-place" not in (bundle / ADDED / "server.json").read_text()  # it is not told where pictures go
 
 
 def test_a_folder_that_is_no_app_is_refused(tmp_path: Path) -> None:
@@ -466,3 +472,100 @@ def test_weights_are_told_from_gradients_however_much_noise_lies_on_them(reply: 
     assert answer.kind == kind
     change = replies[reply] - sent if kind == "weights" else replies[reply]
     assert np.allclose(answer.update["w"].numpy(), change, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("target", "labels"),
+    [
+        (torch.tensor([2, 0]), [2, 0]),
+        (torch.tensor([[1.0], [0.0]]), [1, 0]),  # one logit is two classes
+        (torch.tensor([[0.0, 0.9, 0.1], [1.0, 0.0, 0.0]]), [1, 0]),
+        (torch.tensor([0.25, 7.5]), None),
+        (torch.rand(2, 5), None),
+        (torch.rand(2, 3, 4, 4), None),
+    ],
+)
+def test_only_targets_that_are_classes_are_labels(tmp_path: Path, target: Tensor, labels: list[int] | None) -> None:
+    np.savez(tmp_path / "m.npz", **{"0/input": np.arange(96.0).reshape(2, 3, 4, 4), "0/target": target.numpy()})
+    private = read_private(tmp_path, "m", MEAN, STD)
+    assert private is not None
+    assert (None if private.labels is None else private.labels.tolist()) == labels
+
+
+def run_in_bundle(bundle: Path, code: str) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PYTHONPATH": str(bundle), "PYTHONWARNINGS": "ignore"}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_an_app_cannot_touch_its_owners_folder_and_is_cut_off_where_it_prints_without_end(tmp_path: Path) -> None:
+    folder = vit_app(tmp_path / "app", batch=1)
+    bundle = copy_with_probe(read_app(folder), tmp_path / "run", {"stand_in": False}, {"stand_in": False})
+    code = f"""
+import os, pathlib, shutil
+from fedmjp_audit import settings
+settings.contain(settings.read("client.json"))
+owned = pathlib.Path({str(folder)!r})
+for change in (
+    lambda: (owned / "new.txt").write_text("mine"),
+    lambda: os.remove(owned / "pyproject.toml"),
+    lambda: shutil.rmtree(owned / "small"),
+    lambda: os.rename(owned / "small", "/tmp/mine"),
+    lambda: open(owned / "small" / "parts.py", "r+"),
+):
+    try:
+        change()
+    except PermissionError as error:
+        assert "in its owner's folder" in str(error)
+    else:
+        raise AssertionError("the folder was changed")
+pathlib.Path("new.txt").write_text("of the copy")
+assert (owned / "pyproject.toml").read_text()
+import small
+for _ in range(3000):
+    print("x" * 1000)
+"""
+    before = sorted((path, path.read_bytes()) for path in folder.rglob("*") if path.is_file())
+    done = run_in_bundle(bundle, code)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) <= 2**20
+    assert (tmp_path / "run" / CODE / "new.txt").exists()
+    assert sorted((path, path.read_bytes()) for path in folder.rglob("*") if path.is_file()) == before
+
+
+SCRIPT = """
+import argparse
+import flwr as fl
+from flwr.client.typing import ClientFn
+from flwr.common.record.arrayrecord import ArrayRecord
+from flwr.common.typing import NDArrays, UserConfig
+parser = argparse.ArgumentParser()
+parser.add_argument("--client-id", type=int, required=True)
+parser.add_argument("--num-clients", type=int, default=50)
+arguments = parser.parse_args()
+class Client(fl.client.NumPyClient):
+    whole = (arguments.client_id, arguments.num_clients)
+fl.client.start_numpy_client(server_address="127.0.0.1:8080", client=Client())
+"""
+SERVER_SCRIPT = """
+import flwr as fl
+fl.server.start_server(server_address="0.0.0.0:8080", config=fl.server.ServerConfig(num_rounds=7))
+"""
+
+
+def test_scripts_of_the_first_api_are_an_app(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "client.py").write_text(SCRIPT)
+    (tmp_path / "old" / "server.py").write_text(SERVER_SCRIPT)
+    app = read_app(tmp_path / "old")
+    assert app.scripts == {"client": "client.py", "server": "server.py"}
+    shared = {"stand_in": False, "clients": 3, "rounds": 2}
+    bundle = copy_with_probe(app, tmp_path / "run", shared, shared)
+    code = """
+from flwr.app import Context, RecordDict
+from fedmjp_audit import scripts, settings
+settings.contain(settings.read("client.json"))
+context = Context(run_id=1, node_id=1, node_config={"partition-id": 2}, state=RecordDict(), run_config={})
+print(scripts._make_client(context).numpy_client.whole, scripts._make_server(context).config.num_rounds)
+"""
+    done = run_in_bundle(bundle, code)
+    assert done.stdout.splitlines()[-1:] == ["(2, 3) 7"], done.stderr

@@ -14,10 +14,17 @@ from scipy.stats import beta
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
+from fedmjp.benchmarks.audit.app_loss import AppLoss, read_examples
+from fedmjp.benchmarks.audit.counterfactual import Rerun, trace_curve
+from fedmjp.benchmarks.audit.evaluating import read_private
 from fedmjp.benchmarks.audit.intervals import area_interval, area_under_curve, rate_at, rate_interval
+from fedmjp.benchmarks.audit.labels import LabelCase, batch_statistics, count_update, judge_labels
 from fedmjp.benchmarks.audit.membership import ClientUpdate, judge_membership
+from fedmjp.benchmarks.audit.network import by_name, take_in
 from fedmjp.benchmarks.audit.probe import watching
+from fedmjp.benchmarks.audit.recipe import read_recipe
 from fedmjp.benchmarks.audit.running import Records, lines
+from fedmjp.threat import ThreatModel
 from tests.test_audit_recipe import hooks
 
 assert hooks  # a fixture
@@ -30,9 +37,16 @@ def drawn(*shape: int, seed: int) -> Tensor:
 
 
 def train_client(
-    root: Path, network: nn.Module, data: tuple[Tensor, Tensor], loss: LossFunction, *, node: int, steps: int = 100
+    root: Path,
+    network: nn.Module,
+    data: tuple[Tensor, Tensor],
+    loss: LossFunction,
+    *,
+    node: int,
+    steps: int = 100,
+    evaluates: bool = True,
 ) -> ClientUpdate:
-    """Train a copy of a network under the probe's watch, and evaluate it on records that nobody trained with."""
+    """Train a copy of a network under the probe's watch, and maybe evaluate it on records that nobody trained with."""
     records, module = Records(root), copy.deepcopy(network)
     content = RecordDict({"arrays": ArrayRecord(module.state_dict())})
     about = SimpleNamespace(message_id=f"m{node}", dst_node_id=node)
@@ -45,7 +59,8 @@ def train_client(
             optimiser.step()
         module.eval()
         with torch.no_grad():
-            loss(module(inputs[RECORDS:]), targets[RECORDS:])
+            if evaluates:
+                loss(module(inputs[RECORDS:]), targets[RECORDS:])
     reply: Any = SimpleNamespace(has_error=lambda: False, content=RecordDict())
     w.keep(reply)
     sent = network.state_dict()
@@ -110,11 +125,73 @@ def test_members_of_an_overfit_model_are_told_from_records_it_never_saw(
 
 
 @pytest.mark.usefixtures("hooks")
+def test_a_loss_inside_of_a_network_called_by_keywords_is_computed_again(tmp_path: Path) -> None:
+    """As transformers' networks do, beside a batch norm and a class weight."""
+
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.norm, self.head = nn.Embedding(50, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+
+        def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            logits = self.head(self.norm(self.words(input_ids).mean(1)))
+            loss = F.cross_entropy(logits.view(-1, 3), labels.view(-1), weight=torch.tensor([1.0, 2.0, 3.0]))
+            return {"loss": loss, "logits": logits}
+
+    def call(module: nn.Module) -> Callable[[Tensor], Tensor]:
+        return lambda inputs: module(input_ids=inputs.long(), labels=labels[: len(inputs)])["loss"]
+
+    labels, words = torch.arange(30) % 3, torch.arange(240).view(30, 8) % 47
+    records, network = Records(tmp_path), Tagger()
+    about = SimpleNamespace(message_id="m", dst_node_id=1)
+    content = RecordDict({"arrays": ArrayRecord(network.state_dict())})
+    sent = copy.deepcopy(network)
+    with watching.MessageWatch(records.evaluator, records.model, SimpleNamespace(metadata=about, content=content)) as w:  # type: ignore[arg-type]
+        call(network)(words).backward()
+    reply: Any = SimpleNamespace(has_error=lambda: False, content=RecordDict())
+    w.keep(reply)
+    stated, examples = lines(records.evaluator / "seen.jsonl")[0]["loss"], read_examples(records.evaluator / "m.npz")
+    assert examples is not None
+    losses = AppLoss(sent.eval(), stated).losses(examples)
+    logits = sent(input_ids=words, labels=labels)["logits"]
+    expected = F.cross_entropy(logits, labels, weight=torch.tensor([1.0, 2.0, 3.0]), reduction="none")
+    assert torch.allclose(losses.float(), expected, atol=1e-5)
+
+
+@pytest.mark.usefixtures("hooks")
+@pytest.mark.parametrize("trains_with_them", [True, False])
+def test_clients_with_other_classes_are_told_apart_by_their_records_alone(
+    trains_with_them: bool, tmp_path: Path
+) -> None:
+    """Without records of evaluation the other client's are compared, whose classes differ: these raise no alarm."""
+    centres, alarms = drawn(3, WIDTH, seed=99), 0
+    for number in range(3):
+        network, sides = nn.Linear(WIDTH, 3), []
+        for draw in (0, 1):
+            updates = []
+            for node in (1, 2):
+                seed = 1000 * number + 10 * draw + node
+                share = torch.tensor([0.7, 0.2, 0.1] if node == 1 else [0.1, 0.2, 0.7])
+                labels = torch.multinomial(share, 100, True, generator=torch.Generator().manual_seed(seed))
+                data = (0.3 * centres[labels] + drawn(100, WIDTH, seed=seed), labels)
+                root = tmp_path / f"{number}-{draw}"
+                updates.append(train_client(root, network, data, entropy, node=node, steps=20, evaluates=False))
+            sides.append(updates)
+        records = Records(tmp_path / f"{number}-0")
+        stated = lines(records.evaluator / "seen.jsonl")[0]["loss"]
+        result = answer(sides[0] if trains_with_them else sides[1], network, records, stated)
+        assert result["answered"], result["why"]
+        assert any("within their class" in caveat for caveat in result["caveats"])
+        alarms += result["interval"][0] > 0.5
+    assert alarms == (3 if trains_with_them else 0)
+
+
+@pytest.mark.usefixtures("hooks")
 def test_an_update_of_noise_raises_no_alarm(tmp_path: Path) -> None:
     network = nn.Linear(WIDTH, 3)
     updates, records, stated = two_clients(tmp_path, network, classes_of, entropy)
     alarms = 0
-    for number in range(8):
+    for number in range(4):
         noisy = [
             ClientUpdate(
                 u.message, u.node, 1, False, {n: 0.1 * drawn(*v.shape, seed=number) for n, v in u.update.items()}
@@ -153,3 +230,112 @@ def test_intervals_of_areas_hold_the_true_one_in_19_of_20_draws(shift: float) ->
         held += low <= true <= high
         assert high > low
     assert held >= 0.93 * 400
+
+
+class Wrapped(nn.Module):
+    """A network with a head as PEFT leaves it: an original that is not trained, and the copy that is."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.base_model = nn.ModuleDict({"model": nn.ModuleDict({"body": nn.Linear(WIDTH, 16), "head": nn.Module()})})
+        self.base_model["model"]["head"].original_module = nn.Linear(16, outputs)
+        self.base_model["model"]["head"].modules_to_save = nn.ModuleDict({"default": nn.Linear(16, outputs)})
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        parts = self.base_model["model"]
+        return parts["head"].modules_to_save["default"](torch.relu(parts["body"](inputs)))  # type: ignore[no-any-return]
+
+
+def label_case(module: nn.Module, loss: Tensor, names: Mapping[str, str] | None, pictures: int) -> LabelCase:
+    """An update of one step on a loss, by the names in which PEFT sends it."""
+    parameters = dict(module.named_parameters())
+    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    update = {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
+    if names is not None:
+        update = by_name(module.state_dict(), {sent: update[name] for name, sent in names.items()})
+    return LabelCase("m", module, update, update, ThreatModel(batch_size=pictures), True, True)
+
+
+@pytest.mark.parametrize(("outputs", "with_bias"), [(10, True), (10, False), (2, True)])
+def test_labels_are_counted_in_heads_that_peft_has_renamed(outputs: int, with_bias: bool) -> None:
+    torch.manual_seed(0)  # noqa: TID251 (initial weights)
+    module, labels = Wrapped(outputs), torch.arange(16) % min(outputs, 7)
+    loss = F.cross_entropy(module(0.1 * drawn(16, WIDTH, seed=0)), labels)
+    head = "base_model.model.head.modules_to_save.default"
+    sent = {f"{head}.weight": "base_model.model.head.weight", f"{head}.bias": "base_model.model.head.bias"}
+    case = label_case(module, loss, sent if with_bias else dict(list(sent.items())[:1]), 16)
+    counts, _ = count_update(case, 16, {"shape": [16, outputs]})
+    wrong = float((counts - torch.bincount(labels, minlength=outputs)).abs().sum()) / 2
+    assert int(counts.sum()) == 16
+    assert wrong <= (1 if with_bias else 3)
+
+
+def test_updates_that_no_arithmetic_survives_leave_labels_open(tmp_path: Path) -> None:
+    network = nn.Linear(WIDTH, 3)
+    (tmp_path / "evaluator").mkdir()
+    (tmp_path / "evaluator" / "seen.jsonl").write_text('{"id": "m", "node": 1, "labels": {"0": 4}, "examples": 4}')
+    loss = {"name": "cross_entropy", "shape": [4, 3]}
+    for value in (torch.nan, torch.inf, 0.0):
+        update = {name: torch.full_like(tensor, value) for name, tensor in network.state_dict().items()}
+        case = LabelCase("m", network, update, update, ThreatModel(batch_size=4), True, True)
+        answered = judge_labels([case], Records(tmp_path), {"loss": loss, "forwards": 1})
+        assert answered["why"] or answered["right"] is not None
+
+
+@pytest.mark.parametrize("ones", [0, 3, 16])
+def test_one_logit_counts_two_classes(ones: int) -> None:
+    torch.manual_seed(0)  # noqa: TID251 (initial weights)
+    module, labels = nn.Sequential(nn.Linear(WIDTH, 8), nn.Linear(8, 1)), (torch.arange(16) < ones).float()
+    loss = F.binary_cross_entropy_with_logits(module(0.1 * drawn(16, WIDTH, seed=0)).squeeze(1), labels)
+    counts, _ = count_update(label_case(module, loss, None, 16), 16, {"shape": [16]})
+    assert counts.tolist() == pytest.approx([16 - ones, ones], abs=1)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_tell_those_of_the_private_batch(momentum: float | None) -> None:
+    layer, batches = nn.BatchNorm1d(5, momentum=momentum), [drawn(32, 5, seed=seed) + seed for seed in range(4)]
+    layer(batches[0])
+    assert layer.num_batches_tracked is not None
+    for count in (1, 3):
+        module = copy.deepcopy(layer)
+        for batch in batches[1 : 1 + count]:
+            module(batch)
+        weights = torch.tensor([0.9 ** (count - 1 - place) if momentum else 1.0 for place in range(count)])
+        for name, statistic in (("running_mean", torch.mean), ("running_var", torch.var)):
+            old, new = layer.get_buffer(name), module.get_buffer(name)
+            solved = batch_statistics(old, new - old, momentum, count, 1)
+            truth = torch.stack([statistic(batch, dim=0) for batch in batches[1 : 1 + count]])
+            assert torch.allclose(solved.float(), (weights[:, None] * truth).sum(0) / weights.sum(), atol=1e-4)
+
+
+@pytest.mark.usefixtures("hooks")
+def test_labels_of_watched_clients_are_scored_beside_a_guess(tmp_path: Path) -> None:
+    network = nn.Linear(WIDTH, 3)
+    updates, records, stated = two_clients(tmp_path, network, lambda node: torch.full((100,), node), entropy, steps=1)
+    threat = ThreatModel(update="delta", batch_size=RECORDS, local_learning_rate=0.5)
+    cases = [LabelCase(u.message, network, u.update, u.update, threat, True, False) for u in updates]
+    told = judge_labels(cases, records, {"loss": stated, "forwards": 1})
+    assert told["answered"], told["why"]
+    assert told["right"] > 0.9
+    assert (told["examples"], told["classes"], told["batch_norm"]) == (2 * RECORDS, 3, None)
+    assert told["interval"][0] < told["right"] <= told["interval"][1]
+    told = judge_labels(cases, records, {"loss": {"name": "mse_loss"}, "forwards": 1})
+    assert "no classes" in told["why"]
+
+
+@pytest.mark.usefixtures("hooks")
+def test_the_curve_is_of_the_apps_own_step(tmp_path: Path) -> None:
+    """One step of one record gives it all away: its label, its membership, and the first layer's input."""
+    torch.manual_seed(0)  # noqa: TID251 (initial weights)
+    network = nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, 3))
+    _, records, _ = two_clients(tmp_path, network, classes_of, entropy, steps=1)
+    examples, private = read_examples(tmp_path / "evaluator" / "m1.npz"), read_private(records.evaluator, "m1", [], [])
+    assert examples is not None
+    assert private is not None
+    seen = take_in(network, {}, mean=[0.0] * 3, std=[1.0] * 3, side=1, record=examples.inputs["input-0"][0])
+    rows = trace_curve(Rerun(seen, read_recipe(records), "weights", examples, private))
+    assert {(1, 1), (8, 1), (1, 8)} <= {(row["pictures"], row["steps"]) for row in rows}
+    first = rows[0]
+    assert (first["pictures"], first["steps"], first["labels_right"], first["membership_auc"]) == (1, 1, 1.0, 1.0)
+    assert first["came_back"] == 1
+    assert first["best"] < 1e-3

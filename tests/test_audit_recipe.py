@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from dp_accounting import PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.dp_event import GaussianDpEvent
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
@@ -25,8 +26,9 @@ from torchvision import transforms
 from torchvision.transforms import _presets, v2
 
 import fedmjp
+from fedmjp.benchmarks.audit import site
 from fedmjp.benchmarks.audit.attacking import attempt_all, decay_in_loss
-from fedmjp.benchmarks.audit.audit import _examine
+from fedmjp.benchmarks.audit.audit import examine
 from fedmjp.benchmarks.audit.evaluating import Private, read_private, scored
 from fedmjp.benchmarks.audit.network import take_in
 from fedmjp.benchmarks.audit.noise import Change, Repeats
@@ -36,6 +38,7 @@ from fedmjp.benchmarks.audit.recipe import as_one_group, channels, departure_of,
 from fedmjp.benchmarks.audit.running import AppRun, Records
 from fedmjp.benchmarks.audit.verdict import exit_code
 from fedmjp.benchmarks.audit.wire import read_answers
+from fedmjp.clients.mods import AuditMod
 from fedmjp.facade import bundled_pictures
 from fedmjp.metrics import metric
 from fedmjp.records import Features, Reconstruction
@@ -599,7 +602,7 @@ def test_every_round_is_attacked_and_the_worst_is_told(leaking: int, tmp_path: P
             left = {name: value + torch.randn(value.shape, generator=generator) for name, value in left.items()}
         wire_of(records, number, sent, left)
         module = small_vit()
-    findings = _examine("small", records, AppRun(1, 1.0, None), stand_in=False, on_stage=lambda _: None)
+    findings = examine("small", records, AppRun(1, 1.0, None), stand_in=False, on_stage=lambda _: None)
     report = findings.report
     assert {row["upload"] for row in report["recovered"]} == {f"client 1, round {number}" for number in (1, 2, 3)}
     assert report["recipe"]["range"] == (0, 255)
@@ -622,3 +625,39 @@ def test_what_hooks_cannot_see_does_not_stop_an_app(tmp_path: Path, monkeypatch:
     watched(tmp_path, module, trained_by(lambda m: [torch.optim.SGD(m.parameters(), 0.1)], 1))
     assert not torch.equal(before, module.get_parameter("head.weight"))
     assert "a tensor of an unknown kind" in (tmp_path / "evaluator" / "notes.jsonl").read_text()
+
+
+def test_an_audit_at_the_site_watches_one_client_and_changes_no_answer(
+    hooks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = torch.rand(2, 5, generator=torch.Generator().manual_seed(0))
+    net = torch.nn.Linear(5, 3)
+    sent = {name: value.clone() for name, value in net.state_dict().items()}
+    output = tmp_path / "report"
+    examined: list[dict[str, Any]] = []
+
+    def examine(folder: Path) -> None:
+        lines = [json.loads(line) for line in (folder / "records" / "server" / "wire.jsonl").read_text().splitlines()]
+        with np.load(folder / "records" / "evaluator" / "message.npz") as kept:
+            examined.append({"ways": [line["way"] for line in lines], "batch": kept["0/input-0"]})
+        assert (folder / "records").stat().st_mode & 0o077 == 0
+
+    monkeypatch.setattr(site, "_examine_apart", examine)
+
+    def app(message: Message, _context: Context) -> Message:
+        optimiser = torch.optim.SGD(net.parameters(), 0.1)
+        torch.nn.functional.cross_entropy(net(picture), torch.tensor([0, 2])).backward()
+        optimiser.step()
+        return Message(RecordDict({"arrays": ArrayRecord(net.state_dict())}), reply_to=message)
+
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+    mod = AuditMod(output, rounds=1)
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    for node in (1, 2, 1):  # a second client, and a second round, are not watched
+        message = Message(RecordDict({"arrays": ArrayRecord(sent)}), message_type="train", dst_node_id=node)
+        message.metadata.__dict__["_message_id"] = "message"
+        arrays: Any = mod(message, context, app).content["arrays"]
+        torch.testing.assert_close(arrays.to_torch_state_dict(), net.state_dict())
+    assert [found["ways"] for found in examined] == [["down", "up"]]
+    np.testing.assert_array_equal(examined[0]["batch"], picture.numpy())
+    assert not (output / "records").exists()  # private batches go with the last watched round

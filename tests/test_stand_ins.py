@@ -9,6 +9,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
 import timm
 import torch
@@ -33,8 +34,37 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shown = [picture.image.permute(1, 2, 0) for picture in bundled_pictures(3, size=64)]
     np.savez(tmp_path / "pictures.npz", pictures=np.stack([(image * 255).byte().numpy() for image in shown]))
     told = {"folder": str(tmp_path), "pictures": str(tmp_path / "pictures.npz"), "clients": 2, "enlarges": False}
+    told["code"] = str(tmp_path / "code")
     monkeypatch.setattr(stand_ins, "_given", {**told, "literals": ["img", "label"]})
     return tmp_path
+
+
+ADULTS = """
+data = load_dataset("somebody/patients").with_format("pandas")[:]
+NUMERIC_COLUMNS = ["age", "dose"]
+CATEGORICAL_WARD_VALUES = ["north", "south"]
+rows, y = data.drop(columns=["relapse", "client_id"]), data["relapse"]
+ward = data["ward"]
+"""
+
+
+def test_a_table_has_the_columns_that_the_code_names(given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (given / "code").mkdir()
+    (given / "code" / "task.py").write_text(ADULTS)
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    monkeypatch.setattr(pd, "read_csv", refuse)
+    for name in ("read_parquet", "read_excel", "read_pickle", "read_table"):
+        monkeypatch.setattr(pd, name, getattr(pd, name))
+    stand_ins._given["literals"] = ["age", "dose", "relapse", "ward"]
+    stand_ins._hub_datasets()
+    stand_ins._frames()
+    frame = datasets.load_dataset("somebody/patients", split="train").to_pandas()
+    assert set(frame.columns) == {"age", "dose", "ward", "relapse", "client_id"}
+    assert set(frame["ward"]) == {"north", "south"}
+    assert set(frame["relapse"]) == {0, 1}
+    assert set(frame["client_id"]) == {0, 1}
+    assert {"Glucose", "Outcome"} < set(pd.read_csv("/nowhere/diabetes.csv").columns)
+    assert list(pd.read_csv("/nowhere/ward.csv", names=["age", "relapse"]).columns) == ["age", "relapse"]
 
 
 def noted(folder: Path) -> Iterator[dict[str, str]]:

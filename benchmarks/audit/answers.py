@@ -8,7 +8,7 @@ from fedmjp.benchmarks.audit.wording import result
 Word = Literal["Yes", "No", "Not known"]
 
 
-class Answer(NamedTuple):
+class QuestionAnswer(NamedTuple):
     """One of the three questions, answered in a word and in a sentence."""
 
     question: str
@@ -56,7 +56,7 @@ def find_records(report: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def answer_labels(report: Mapping[str, Any]) -> Answer:
+def answer_labels(report: Mapping[str, Any]) -> QuestionAnswer:
     """Answer which labels a client trained on: right ones beside a guess, or classes that show.
 
     Args:
@@ -77,20 +77,20 @@ def answer_labels(report: Mapping[str, Any]) -> Answer:
         right, guess = labels["right"], labels["guess"] or 0.0
         low = labels["interval"][0] if labels["interval"] else right
         count = f" of {labels['examples']}" if labels["examples"] else ""
-        said = (
+        sentence = (
             f"{right:.0%}{_interval(labels['interval'])}{count} labels were read by {labels['attack']}; "
             f"a guess gets {guess:.0%}."
         )
-        return Answer(question, "Yes" if low > guess else "No", said + also)
+        return QuestionAnswer(question, "Yes" if low > guess else "No", sentence + also)
     if classes:
         row = max(classes, key=lambda entry: (entry["right"], -entry["named"]))
         is_told = row["right"] * row["classes"] > row["named"] * row["held"]
-        said = f"Which classes a client holds shows in the last layer's bias: {result(row)}."
-        return Answer(question, "Yes" if is_told else "No", said + also)
-    return Answer(question, "Not known", f"{_because(labels['why'], report)}{also}")
+        sentence = f"Which classes a client holds shows in the last layer's bias: {result(row)}."
+        return QuestionAnswer(question, "Yes" if is_told else "No", sentence + also)
+    return QuestionAnswer(question, "Not known", f"{_because(labels['why'], report)}{also}")
 
 
-def answer_membership(report: Mapping[str, Any]) -> Answer:
+def answer_membership(report: Mapping[str, Any]) -> QuestionAnswer:
     """Answer whether a record's membership can be told, beside a coin.
 
     Args:
@@ -99,10 +99,10 @@ def answer_membership(report: Mapping[str, Any]) -> Answer:
     question = "Who was in the data?"
     membership = {**unanswered()["membership"], **(report.get("membership") or {})}
     if not membership["answered"]:
-        return Answer(question, "Not known", _because(membership["why"], report))
+        return QuestionAnswer(question, "Not known", _because(membership["why"], report))
     interval = membership["interval"]
     is_told = (interval[0] if interval else membership["auc"]) > 0.5
-    said = (
+    sentence = (
         f"Of a record in the data and one that is not, the right one is picked in {membership['auc']:.0%}"
         f"{_interval(interval)} of cases; a coin gets 50 % ({membership['members']} members, "
         f"{membership['others']} others)."
@@ -110,11 +110,13 @@ def answer_membership(report: Mapping[str, Any]) -> Answer:
     for rate, key in (("1", "tpr_at_1_percent"), (".1", "tpr_at_01_percent")):
         if membership[key]:
             member_share, *interval_of_share = membership[key]
-            said += f" At {rate} % false alarms {member_share:.0%}{_interval(interval_of_share)} of members are found."
+            sentence += (
+                f" At {rate} % false alarms {member_share:.0%}{_interval(interval_of_share)} of members are found."
+            )
     control = membership["control_auc"]
     if control is not None:
-        said += f" The control, an update of known members, gives {control:.0%}."
-    return Answer(question, "Yes" if is_told else "No", " ".join([said, *membership["caveats"]]))
+        sentence += f" The control, an update of known members, gives {control:.0%}."
+    return QuestionAnswer(question, "Yes" if is_told else "No", " ".join([sentence, *membership["caveats"]]))
 
 
 def _because(why: str | None, report: Mapping[str, Any]) -> str:

@@ -1,22 +1,30 @@
 """A Flower app's folder: what it names as its components, and the copy of it that is watched."""
 
 import json
+import os
 import re
 import shutil
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from fedmjp.benchmarks.audit.probe import settings
+from fedmjp.benchmarks.federation.bundle import as_toml
 from fedmjp.errors import AppError
 
-ADDED = "fedmjp_audit"  # the package that the copy has more than the app
-# What Flower takes into a bundle; anything else does not reach clients.
-CARRIED = ("*.py", "*.toml", "*.md", "*.yaml", "*.yml", "*.json", "*.jsonl", "LICENSE")
+ADDED = "fedmjp_audit"  # the package that Flower runs: it imports the app from the copy
+BUNDLE, CODE = "bundle", "code"
+COPIED_BYTES = 2**30  # of all files of an app but its Python; larger ones stay where they are
 LEFT_OUT = frozenset({".git", ".venv", "venv", "env", "__pycache__", "node_modules", ".flwr"})
+# Calls of Flower's first API that connect, with the side whose script makes them.
+CONNECTS = {
+    "client": re.compile(r"\bstart_(?:numpy_)?client\s*\("),
+    "server": re.compile(r"\bstart_server\s*\("),
+    "both": re.compile(r"\bstart_simulation\s*\("),
+}
 ENLARGES = re.compile(r"Resize|ImageProcessor|\.transforms\(\)")
 QUOTED = re.compile(r"""["']([A-Za-z_][\w-]{0,40})["']""")
 
@@ -29,13 +37,13 @@ class App:
     name: str
     server: str  # module:attribute
     client: str
+    config: Mapping[str, Any] = field(default_factory=dict)  # of a run, as pyproject.toml has it
+    scripts: Mapping[str, str] = field(default_factory=dict)  # by side, of an app of Flower's first API
 
     @property
     def code(self) -> str:
         """Join all of the app's Python."""
-        return "\n".join(
-            path.read_text(errors="replace") for path in sorted(_files(self.folder)) if path.suffix == ".py"
-        )
+        return "\n".join(path.read_text(errors="replace") for path in _files(self.folder) if path.suffix == ".py")
 
     @property
     def literals(self) -> list[str]:
@@ -52,51 +60,121 @@ def read_app(folder: Path) -> App:
     """Read an app's folder; AppError, in one line, if it is none that Flower runs.
 
     Args:
-        folder: With the app's pyproject.toml.
+        folder: With the app's pyproject.toml, or with scripts that call ``start_client`` and ``start_server``.
     """
     path = folder / "pyproject.toml"
-    if not path.is_file():
-        raise AppError(f"{folder} is no Flower app: it has no pyproject.toml")
     try:
-        project = tomllib.loads(path.read_text(encoding="utf-8"))
+        project = tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise AppError(f"{path} cannot be read: {error}") from None
-    flower = project.get("tool", {}).get("flwr", {}).get("app", {})
-    components: Mapping[str, Any] = flower.get("components", {})
-    missing = [key for key in ("serverapp", "clientapp") if ":" not in str(components.get(key, ""))]
-    if missing:
-        raise AppError(f"{path}: [tool.flwr.app.components] names no {' and no '.join(missing)} as module:attribute")
+    tool = project.get("tool", {}).get("flwr", {})
+    flower = tool.get("app", {})
+    # The latter two are of Flower 1.8 and 1.9.
+    components: Mapping[str, Any] = (
+        flower.get("components") or tool.get("components") or project.get("flower", {}).get("components", {})
+    )
     name = str(project.get("project", {}).get("name", folder.resolve().name))
-    return App(folder, name, components["serverapp"], components["clientapp"])
+    missing = [key for key in ("serverapp", "clientapp") if ":" not in str(components.get(key, ""))]
+    if not missing:
+        return App(folder, name, components["serverapp"], components["clientapp"], flower.get("config", {}))
+    if scripts := _find_scripts(folder):
+        return App(folder, name, f"{ADDED}.scripts:server", f"{ADDED}.scripts:client", {}, scripts)
+    if not path.is_file():
+        raise AppError(
+            f"{folder} is no Flower app: it has no pyproject.toml, and no script in it calls start_client or "
+            "start_simulation; name the folder that has one of them"
+        )
+    raise AppError(f"{path}: [tool.flwr.app.components] names no {' and no '.join(missing)} as module:attribute")
+
+
+def read_values(texts: Sequence[str]) -> dict[str, Any]:
+    """Read ``KEY=VALUE`` texts, values as TOML has them; what is no TOML is a text.
+
+    Args:
+        texts: Of a node's config.
+
+    Raises:
+        AppError: If a text has no key.
+    """
+    values: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not (key and equals):
+            raise AppError(f"--node-config {text}: it must be KEY=VALUE, as in --node-config site=3")
+        try:
+            values[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            values[key] = value
+    return values
+
+
+def _find_scripts(folder: Path) -> dict[str, str]:
+    """Find an app's scripts of Flower's first API by side, those nearest to its folder; empty without a client's."""
+    scripts: dict[str, str] = {}
+    paths = [path for path in _files(folder) if path.suffix == ".py"]
+    for path in sorted(paths, key=lambda path: (len(path.parts), path.name)):
+        text = path.read_text(errors="replace")
+        sides = [side for side, call in CONNECTS.items() if call.search(text)]
+        for side in ("client", "server") if "both" in sides else sides:
+            scripts.setdefault(side, path.relative_to(folder).as_posix())
+    return scripts if "client" in scripts else {}
 
 
 def copy_with_probe(app: App, target: Path, server: Mapping[str, Any], client: Mapping[str, Any]) -> Path:
-    """Copy what Flower carries of an app, and add the package that watches it.
+    """Copy an app, and write the bundle that Flower runs beside the copy: the package that watches it.
+
+    The bundle's name, version and dependencies are its own, since Flower refuses some and installs others.
 
     Args:
         app: That is copied; nothing in it is changed.
-        target: The copy, which is made here.
+        target: Folder of both, which is made here.
         server: Settings of the server's half.
         client: Settings of the clients' half; the server's half is not told them.
+
+    Returns:
+        The bundle's folder.
     """
-    for path in _files(app.folder):
-        place = target / path.relative_to(app.folder)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, place)
-    probe = target / ADDED
+    _copy(app.folder, target / CODE)
+    probe = target / BUNDLE / ADDED
     with resources.as_file(resources.files("fedmjp.benchmarks.audit.probe")) as source:
         shutil.copytree(source, probe, ignore=shutil.ignore_patterns("__pycache__"))
-    (probe / settings.SERVER).write_text(json.dumps({**server, "component": app.server}), encoding="utf-8")
-    (probe / settings.CLIENT).write_text(json.dumps({**client, "component": app.client}), encoding="utf-8")
-    project = target / "pyproject.toml"
-    text = project.read_text(encoding="utf-8")
-    for key in ("server", "client"):
-        text = re.sub(rf"(?m)^(\s*[\"']?{key}app[\"']?\s*=\s*).*$", rf'\g<1>"{ADDED}.{key}:app"', text)
-    text = re.sub(r"(?m)^(\s*fab-include\s*=\s*\[)", rf'\g<1>"{ADDED}/*", ', text)
-    project.write_text(text, encoding="utf-8")
-    return target
+    shared = {"code": str(target / CODE), "owner": str(app.folder.resolve()), "scripts": dict(app.scripts)}
+    for name, values, component in ((settings.SERVER, server, app.server), (settings.CLIENT, client, app.client)):
+        (probe / name).write_text(json.dumps({**values, **shared, "component": component}), encoding="utf-8")
+    (target / BUNDLE / "pyproject.toml").write_text(
+        '[project]\nname = "audited"\nversion = "1.0.0"\ndependencies = []\n\n[tool.flwr.app]\npublisher = "audit"\n\n'
+        f'[tool.flwr.app.components]\nserverapp = "{ADDED}.server:app"\nclientapp = "{ADDED}.client:app"\n\n'
+        f"[tool.flwr.app.config]\n{as_toml(dict(_flat(app.config)))}",
+        encoding="utf-8",
+    )
+    return target / BUNDLE
+
+
+def _flat(values: Mapping[str, Any], *before: str) -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested tables by their whole keys, quoted as TOML has them."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, *before, key)
+        else:
+            yield ".".join(json.dumps(part) for part in (*before, key)), value
+
+
+def _copy(folder: Path, target: Path) -> None:
+    """Copy an app's files, its Python first, as long as they are no gigabyte together."""
+    copied_bytes = 0
+    target.mkdir(parents=True)
+    for path in sorted(_files(folder), key=lambda path: (path.suffix != ".py", path.stat().st_size)):
+        copied_bytes += path.stat().st_size
+        if path.suffix == ".py" or copied_bytes <= COPIED_BYTES:
+            place = target / path.relative_to(folder)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
 
 
 def _files(folder: Path) -> list[Path]:
-    paths = {path for pattern in CARRIED for path in folder.rglob(pattern) if path.is_file()}
-    return sorted(path for path in paths if not LEFT_OUT & set(path.relative_to(folder).parts))
+    """List the files of an app, but those of environments and version control, nor what is no plain file."""
+    paths: list[Path] = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(set(folders) - LEFT_OUT)
+        paths += [Path(place, name) for name in sorted(names)]
+    return [path for path in paths if path.is_file()]

@@ -58,9 +58,9 @@ def joined(parts: Sequence[Examples]) -> Examples:
         parts: At least one.
     """
     shapes = [({n: t.shape[1:] for n, t in part.inputs.items()}, part.target.shape[1:]) for part in parts]
-    alike = [part for part, shape in zip(parts, shapes, strict=True) if shape == shapes[0]]
-    inputs = {name: torch.cat([part.inputs[name] for part in alike]) for name in parts[0].inputs}
-    return Examples(inputs, torch.cat([part.target for part in alike]))
+    is_uniform = [part for part, shape in zip(parts, shapes, strict=True) if shape == shapes[0]]
+    inputs = {name: torch.cat([part.inputs[name] for part in is_uniform]) for name in parts[0].inputs}
+    return Examples(inputs, torch.cat([part.target for part in is_uniform]))
 
 
 def read_examples(path: Path) -> Examples | None:
@@ -127,6 +127,17 @@ class AppLoss:
                 self._losses(examples[place : place + CHUNK], weights or {}) for place in range(0, len(examples), CHUNK)
             ]
         return torch.cat(parts).double()
+
+    def of_batch(self, examples: Examples) -> Tensor:
+        """Compute the loss (n,) of each example of a batch at the network's own weights, to be differentiated.
+
+        Args:
+            examples: n of them.
+
+        Raises:
+            BadInputError: If the network does not take the examples.
+        """
+        return self._losses(examples, {})
 
     def gradient(self, examples: Examples, names: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Compute the gradient of the examples' mean loss at the weights that the server sent, by name.
@@ -197,7 +208,7 @@ class AppLoss:
         rows = values.reshape(-1, *trailing)
         target = target if len(rows) == count else target.reshape(len(rows), *target.shape[2:])
         options = {
-            name: torch.tensor(value) if isinstance(value, list) else value
+            name: torch.tensor(value) if isinstance(value, list) or name.endswith("weight") else value
             for name, value in self._loss["options"].items()
         }
         try:

@@ -21,10 +21,24 @@ from fedmjp.records import Disclosure, Upload
 from fedmjp.threat import FLOAT32, ThreatModel
 
 # What is run on every upload that it applies to: seconds each. Searches take minutes to hours.
-RUN = ("patch_embedding", "patch_embedding_wiener", "class_token", "labels", "grey")
+RUN = (
+    "patch_embedding",
+    "patch_embedding_wiener",
+    "class_token",
+    "linear_inputs",
+    "feature_inversion",
+    "labels",
+    "grey",
+)
+OF_LAYERS = ("linear_inputs", "feature_inversion")  # they run the app's module itself, whatever it is
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "feature_inversion": {"seconds": 20.0},
+    "linear_inputs": {"samples": 50_000},
+}
 BROKE = "broke down, which says nothing"
 MOST_SECONDS = 30.0  # of processors, that one of them may take: where labels are hidden, class_token searches
 LATE = f"did not end within {MOST_SECONDS:g} s of processors, which says nothing"
+OF_EMBEDDINGS = "not run: this transformer's embeddings are attacked instead"
 NOT_RUN = "not run: a search, of minutes to hours, or a guess that has another floor here"
 SHIFTED = 1e-3  # relative difference of what moved together from which on it did not; rounding leaves 1e-7
 MOST_PICTURES = 128  # behind an upload that is attacked
@@ -49,7 +63,12 @@ class Attempt:
 
 
 def attempt_all(
-    network: Network, update: Mapping[str, Tensor], threat: ThreatModel, *, unreadable: str | None = None
+    network: Network,
+    update: Mapping[str, Tensor],
+    threat: ThreatModel,
+    *,
+    unreadable: str | None = None,
+    seconds: float = MOST_SECONDS,
 ) -> list[Attempt]:
     """Run every quick attack of the registry that applies to an update, and say of the others why not.
 
@@ -58,17 +77,40 @@ def attempt_all(
         update: Gradient or change of the weights, by the app's names.
         threat: What the server knows of it.
         unreadable: Why nothing can be read of it at all, if that is so.
+        seconds: Of the processors, that each of them may take.
     """
-    upload: Upload | Failure
+    upload = _read(network, update, threat)
+    layers_upload: Upload | Failure
     try:
-        upload = network.upload(update, threat)
+        layers = network.in_layers(update)
+        layers_upload = _read(layers, update, threat)
     except FedmjpError as error:
-        upload = Failure(str(error))
-    return [attempt(name, network, upload, threat, unreadable) for name in ATTACKS if not name.startswith("oracle_")]
+        layers, layers_upload = network, Failure(str(error))
+    attempts = []
+    for name in ATTACKS:
+        if name == "feature_inversion" and not isinstance(network.seen, SentWeights):
+            attempts.append(Attempt(name, "pictures", "attack", applies=False, reason=OF_EMBEDDINGS))
+        elif name in OF_LAYERS:
+            attempts.append(attempt(name, layers, layers_upload, threat, unreadable, seconds))
+        elif not name.startswith("oracle_"):
+            attempts.append(attempt(name, network, upload, threat, unreadable, seconds))
+    return attempts
+
+
+def _read(network: Network, update: Mapping[str, Tensor], threat: ThreatModel) -> Upload | Failure:
+    try:
+        return network.upload(update, threat)
+    except FedmjpError as error:
+        return Failure(str(error))
 
 
 def attempt(
-    name: str, network: Network, upload: Upload | Failure, threat: ThreatModel, unreadable: str | None = None
+    name: str,
+    network: Network,
+    upload: Upload | Failure,
+    threat: ThreatModel,
+    unreadable: str | None = None,
+    seconds: float = MOST_SECONDS,
 ) -> Attempt:
     """Run an attack on an upload, or say why it does not apply; in place of an upload, why there is none.
 
@@ -78,9 +120,10 @@ def attempt(
         upload: What the client sent, or the reason why it cannot be read.
         threat: What the server knows.
         unreadable: Why nothing can be read of the update, if that is so.
+        seconds: Of the processors, that it may take.
     """
     try:
-        attack = ATTACKS.get(name)({})
+        attack = ATTACKS.get(name)(OPTIONS.get(name, {}))
     except FedmjpError as error:
         return Attempt(name, "pictures", "attack", applies=False, reason=str(error))
     about = (name, attack.reveals, attack.role)
@@ -91,8 +134,8 @@ def attempt(
             return Attempt(*about, applies=True, reason=NOT_RUN)
         started = time.monotonic()
         adversary = Adversary(network.seen, threat, seed=0)  # type: ignore[arg-type]  # what needs a network has one
-        with _limited(MOST_SECONDS):
-            disclosure = adversary.reconstruct(name, [upload], {}, on_progress=lambda *_: None)[0]  # type: ignore[list-item]
+        with _limited(seconds):
+            disclosure = adversary.reconstruct(name, [upload], OPTIONS.get(name, {}), on_progress=lambda *_: None)[0]  # type: ignore[list-item]
         caveat = attack.caveat(network.seen, threat) or ""  # type: ignore[arg-type]
     except (FedmjpError, LookupError, AttributeError) as error:
         return Attempt(*about, applies=False, reason=str(error) or type(error).__name__)

@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fedmjp.benchmarks.audit import verbatim
 from fedmjp.benchmarks.audit.advice import AuditedUpdate, advise
 from fedmjp.benchmarks.audit.answers import unanswered
 from fedmjp.benchmarks.audit.app import read_app
+from fedmjp.benchmarks.audit.app_loss import read_examples
 from fedmjp.benchmarks.audit.attacking import BROKE, LATE, NOT_RUN, Attempt, attempt_all, classes_held, decay_in_loss
 from fedmjp.benchmarks.audit.cheating import play_servers
 from fedmjp.benchmarks.audit.control import Control, make_control
-from fedmjp.benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored
+from fedmjp.benchmarks.audit.counterfactual import Rerun, trace_curve
+from fedmjp.benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored, summarise_records
+from fedmjp.benchmarks.audit.labels import LabelCase, judge_labels
 from fedmjp.benchmarks.audit.membership import ClientUpdate, judge_membership
 from fedmjp.benchmarks.audit.network import Network, by_name, load_network, take_in
 from fedmjp.benchmarks.audit.noise import Repeats, measure_change, measure_repeats
@@ -30,7 +34,7 @@ from fedmjp.benchmarks.audit.recipe import (
     threat_of,
     unreadable,
 )
-from fedmjp.benchmarks.audit.running import AppRun, Records, one_line, play
+from fedmjp.benchmarks.audit.running import AppRun, Records, RunOptions, one_line, play
 from fedmjp.benchmarks.audit.wire import Answer, leaves, read_answers, server_controls
 from fedmjp.benchmarks.audit.wording import figure
 from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
@@ -82,6 +86,11 @@ class Attacked:
     departure: str | None  # how the update differs from gradients of the loss that attacks know
     refusal: str | None  # why no attack can read the update, whatever the network
 
+    @property
+    def is_of_network(self) -> bool:
+        """Tell whether the answer is weights or a gradient."""
+        return self.answer.kind in ("weights", "gradient")
+
     @cached_property
     def best_recovery(self) -> float:
         """Return the best PSNR of a picture that came back, in dB; 0 where none did."""
@@ -97,8 +106,7 @@ def audit(
     *,
     stand_in: bool,
     rounds: int,
-    limit: float,
-    run_config: Sequence[str] = (),
+    options: RunOptions,
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> Findings:
     """Audit a Flower app; nothing in its folder is changed.
@@ -107,12 +115,11 @@ def audit(
         folder: Of the app.
         stand_in: Whether bundled pictures and drawn weights stand in for data and weights that cannot be loaded.
         rounds: That are watched.
-        limit: Seconds for the app's run.
-        run_config: ``KEY=VALUE`` of the app's run config, as of ``flwr run``.
+        options: How it is run.
         on_stage: Called with what begins.
 
     Raises:
-        AppError: If the folder holds no app.
+        AppError: If the folder holds no app, or a value of the node's config has no key.
     """
     app = read_app(folder)
     with PrivateSuperLink() as superlink:
@@ -121,9 +128,9 @@ def audit(
         np.savez(pictures, pictures=_bundled())
         records = Records(superlink.home / "audit")
         settings = {"rounds": rounds, "stand_in": stand_in, "pictures": str(pictures)}
-        run = play(superlink, app, records, settings, limit=limit, run_config=run_config)
-        findings = _examine(app.name, records, run, stand_in=stand_in, on_stage=on_stage)
-        findings.report["run_config"] = list(run_config)
+        run = play(superlink, app, records, settings, options)
+        findings = examine(app.name, records, run, stand_in=stand_in, on_stage=on_stage)
+        findings.report["run_config"] = list(options.run_config)
         return findings
 
 
@@ -132,7 +139,23 @@ def _bundled() -> np.ndarray[Any, Any]:
     return np.stack([(image * 255).round().byte().numpy() for image in images])
 
 
-def _examine(name: str, records: Records, run: AppRun, *, stand_in: bool, on_stage: Callable[[str], None]) -> Findings:
+def examine(
+    name: str,
+    records: Records,
+    run: AppRun,
+    *,
+    stand_in: bool,
+    on_stage: Callable[[str], None] = lambda _: None,
+) -> Findings:
+    """Attack what was sent in a watched run and hold it against what it was made of.
+
+    Args:
+        name: Of the app.
+        records: Folders of the watched run.
+        run: How it went.
+        stand_in: Whether data and weights may have been stand-ins.
+        on_stage: Called with what begins.
+    """
     recipe, answers = read_recipe(records), read_answers(records)
     report: dict[str, Any] = {
         "app": name,
@@ -224,11 +247,14 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
         attacked = [
             case
             for number in rounds
-            for case in _attack_round([one for one in answers if one.server_round == number], records, recipe, repeats)
+            for case in _attack_round(
+                [reply for reply in answers if reply.server_round == number], records, recipe, repeats
+            )
         ]
     except BadInputError as error:
         report["not_tested"].append(f"attacks on uploads: {error}")
         return
+    report["labels"] = judge_labels([_label_case(case) for case in attacked if case.is_of_network], records, recipe)
     report["membership"] = judge_membership(_updates_of_rounds(attacked), records, recipe["loss"])
     # Where nothing leaks, of the last round: in the first one a head may still be zero, which no gradient passes.
     worst = max(reversed(attacked), key=lambda case: case.best_recovery)
@@ -249,6 +275,8 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
     for case in sorted(attacked, key=lambda case: -case.best_recovery):
         where = f"client {1 + nodes.index(case.answer.node)}, round {case.answer.server_round}"
         _report_recovered(where, case, findings)
+    reasons = {row["attack"]: row["reason"] for row in report["attacks"] if not row["applies"]}
+    report["records"] = summarise_records(report["recovered"], reasons)
     attempts = [attempt for case in attacked for attempt in case.attempts]
     if searches := [row["attack"] for row in report["attacks"] if row["reason"] == NOT_RUN and row["role"] == "attack"]:
         report["not_tested"].append(f"searches that apply, of minutes to hours each: {', '.join(searches)}")
@@ -258,12 +286,24 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
         report["taken_off"] = f"{taken_off[0].multiple:.3g} times the weights, as of a penalty on their squares"
     report["refused"] = list(dict.fromkeys(case.refusal for case in attacked if case.refusal))
     report["departures"] = list(dict.fromkeys(case.departure for case in attacked if case.departure))
+    report["counterfactual"] = _trace_curve(attacked[0], records, recipe)
     first = _before_noise(attacked)
     report["cheating"] = play_servers(first, recipe, worst.answer.kind, _in_the_way(report))
-    control = _report_control(first, worst.private, findings)
+    control = _report_control(worst, first, findings)
     if control is not None:
         same_round = [case for case in attacked if case.answer.server_round == worst.answer.server_round]
         report["advice"] = _advise(first, same_round, control)
+
+
+def _trace_curve(case: Attacked, records: Records, recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Trace what fewer records and steps of a client would have given away; nothing where its records are unknown."""
+    examples = read_examples(records.evaluator / f"{case.answer.message}.npz")
+    if examples is None or case.private is None or not case.is_of_network:
+        return []
+    examples = examples.distinct(set())
+    if len(examples) != sum(map(len, case.private.entered)):
+        return []
+    return trace_curve(Rerun(case.network, recipe, case.answer.kind, examples, case.private))
 
 
 def _before_noise(attacked: Sequence[Attacked]) -> Network:
@@ -291,10 +331,18 @@ def _attack_round(
     mean, std = channels(recipe)
     private = read_private(records.evaluator, answers[0].message, mean, std)
     side = private.side if private else 0
-    module = load_network(records.model, records.root / "app" / "audited")
+    module = load_network(records.model, records.code)
     sent = by_name(module.state_dict(), answers[0].sent)
-    network = take_in(module, sent, mean=mean, std=std, side=max(side, 1))
+    record = torch.zeros_like(private.entered[0][0]) if private and private.entered else None
+    network = take_in(module, sent, mean=mean, std=std, side=max(side, 1), record=record)
     return [_attack_answer(answer, network, records, repeats) for answer in answers[:ATTACKED]]
+
+
+def _label_case(case: Attacked) -> LabelCase:
+    """Take from an attacked answer what labels are counted of."""
+    module, is_gradient = case.network.module, case.answer.kind == "gradient"
+    sent = by_name(module.state_dict(), case.answer.update)
+    return LabelCase(case.answer.message, module, case.update, sent, case.threat, case.refusal is None, is_gradient)
 
 
 def _updates_of_rounds(attacked: Sequence[Attacked]) -> list[tuple[nn.Module, list[ClientUpdate]]]:
@@ -302,7 +350,7 @@ def _updates_of_rounds(attacked: Sequence[Attacked]) -> list[tuple[nn.Module, li
     rounds: dict[int, tuple[nn.Module, list[ClientUpdate]]] = {}
     for case in attacked:
         answer, module = case.answer, case.network.module
-        if answer.kind in ("weights", "gradient"):
+        if case.is_of_network:
             update = by_name(module.state_dict(), answer.update)
             is_gradient = answer.kind == "gradient"
             sent = ClientUpdate(answer.message, answer.node, answer.server_round, is_gradient, update)
@@ -316,9 +364,9 @@ def _advise(network: Network, attacked: Sequence[Attacked], control: Control) ->
     if len(leaks) > 1:
         pair = [AuditedUpdate(case.update, case.threat, case.private) for case in leaks[:2] if case.private is not None]
         return advise(leaks[0].network, pair[0], pair[1], "On an upload of the app's, and again on another client's.")
-    picture = control.private.pictures
-    assert picture is not None  # noqa: S101 (a control is of a picture)
-    second = make_control(network, side=control.private.side, channels=picture.shape[1], number=1)
+    if control.private.pictures is None:
+        return None
+    second = make_control(network, control.private, number=1)
     pair = [AuditedUpdate(case.update, case.threat, case.private) for case in (control, second)]
     return advise(network, pair[0], pair[1], "On the control, since no attack read pictures out of the app's uploads.")
 
@@ -383,11 +431,11 @@ def _report_recovered(where: str, attacked: Attacked, findings: Findings) -> Non
         report["recovered"].append({**about, **counts})
 
 
-def _report_control(network: Network, private: Private | None, findings: Findings) -> Control | None:
+def _report_control(worst: Attacked, network: Network, findings: Findings) -> Control | None:
+    """Attack an undefended update of one known record, of the tensors that the app sends."""
     report = findings.report
-    side, count = (private.side, int(private.pictures.shape[1])) if private and private.pictures is not None else (0, 3)
     try:
-        control: Control = make_control(network, side=side, channels=count)
+        control = make_control(network, worst.private, sent=worst.update.keys() or None)
     except BadInputError as error:
         report["control"] = {"made": False, "reason": one_line(str(error)), "leaks": [], "network_read": False}
         return None
@@ -397,11 +445,22 @@ def _report_control(network: Network, private: Private | None, findings: Finding
         values = scored(attempt, control.private, network) if attempt.ran else {}
         if values:
             rows.append({"attack": attempt.attack, "reveals": attempt.reveals, "role": attempt.role, **values})
-        if isinstance(attempt.made, Reconstruction) and attempt.role == "attack":
-            pair = [control.private.pictures[0], attempt.made.images[0]]  # type: ignore[index]
+        pictures = control.private.pictures
+        if isinstance(attempt.made, Reconstruction) and attempt.role == "attack" and pictures is not None:
+            pair = [pictures[0], attempt.made.images[0]]
             findings.strips.append((f"control: one known picture, undefended, {attempt.attack}", pair))
     kinds = {row["reveals"] for row in rows if row["role"] == "attack" and _succeeded(row)}
-    report["control"] = {"made": True, "rows": rows, "leaks": sorted(kinds), "network_read": "pictures" in kinds}
+    returned = summarise_records(rows, {attempt.attack: attempt.reason for attempt in attempts if not attempt.applies})
+    is_read = bool(returned["came_back"]) and returned["kind"] != "features"
+    reason = None
+    if not is_read:
+        reason = returned["why"] or (
+            f"of the undefended update of one known record, {returned['attack']} gives "
+            f"{'the inputs of one layer' if returned['came_back'] else 'nothing'} back, not the record"
+        )
+    report["control"] = {
+        "made": True, "rows": rows, "leaks": sorted(kinds), "network_read": is_read, "reason": reason
+    }  # fmt: skip
     return control
 
 

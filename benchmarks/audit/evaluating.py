@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,11 +14,17 @@ from torch import Tensor
 from fedmjp.benchmarks.audit.attacking import Attempt
 from fedmjp.benchmarks.audit.network import Network
 from fedmjp.metrics import metric
+from fedmjp.models.layers import inputs_of, training_copy
 from fedmjp.records import Features, Reconstruction
 
 CHANNELS = (1, 3)
+SSIM_WINDOW = 11  # pixels
 ABOVE_FLOOR = 3.0  # dB by which a picture must come back better than its mean colour, to count as leaking
+RECOGNISABLE, ABOVE_SSIM_FLOOR = 0.5, 0.2  # the same by structural similarity, and by more than its mean colour
 EXACT_FEATURE = 0.05  # of a feature's distance from a picture of grey
+EXACT_INPUT = 1e-3  # the same, of a linear layer's input
+WHY_NOT = ("linear_inputs", "feature_inversion", "patch_embedding")  # whose reason is told where nothing applies
+HEAD_FEATURES, LAYER_FEATURES = 8, 128  # examples that are compared at most
 
 
 @dataclass(frozen=True)
@@ -62,11 +68,22 @@ def read_private(folder: Path, message: str, mean: Sequence[float], std: Sequenc
             kept = _add_examples(largest, examples)
             entered.append(largest[kept])
         target = batch.get("target", next((t for n, t in batch.items() if n.endswith("labels")), None))
-        if target is not None:
-            classes = target.argmax(1) if target.ndim > 1 else target
+        classes = None if target is None else _class_numbers(target)
+        if classes is not None:
             labels.append(classes[kept] if not inputs or len(classes) == len(largest) else classes)
     entered = [batch for batch in entered if len(batch)]
     return Private(tuple(entered), _pictures(entered, mean, std), torch.cat(labels).long() if labels else None)
+
+
+def _class_numbers(target: Tensor) -> Tensor | None:
+    """Read the class of each example from a target; None where it holds none, as pictures and measurements do."""
+    if target.ndim == 2 and target.shape[1] > 1 and target.is_floating_point():
+        is_share = bool((target >= 0).all()) and torch.allclose(target.sum(1), torch.ones(len(target)), atol=1e-3)
+        return target.argmax(1) if is_share else None
+    if target.ndim == 1 or (target.ndim == 2 and target.shape[1] == 1):
+        is_whole = not target.is_floating_point() or bool((target == target.round()).all())
+        return target.flatten() if is_whole else None
+    return None
 
 
 def _add_examples(batch: Tensor, examples: set[bytes]) -> list[bool]:
@@ -118,11 +135,28 @@ def score_pictures(reconstruction: Reconstruction, pictures: Tensor) -> list[dic
         target = picture[None].expand(len(distinct), -1, -1, -1)
         psnr = metric("psnr").function(distinct, target)
         place = int(psnr.argmax())
-        ssim = metric("ssim").function(distinct[place][None], picture[None])
         colour_alone = picture.mean(dim=(1, 2), keepdim=True).expand_as(picture)
-        floor = metric("psnr").function(colour_alone[None], picture[None])
-        scores.append({"psnr": float(psnr[place]), "ssim": float(ssim), "floor": float(floor), "place": place})
+        true, recovered, blank = (
+            _at_least(image[None], SSIM_WINDOW) for image in (picture, distinct[place], colour_alone)
+        )
+        ssim, ssim_floor = (float(metric("ssim").function(image, true)) for image in (recovered, blank))
+        floor = float(metric("psnr").function(blank, true))
+        scores.append(
+            {"psnr": float(psnr[place]), "ssim": ssim, "floor": floor, "ssim_floor": ssim_floor, "place": place}
+        )
     return scores
+
+
+def _is_back(score: Mapping[str, float]) -> bool:
+    """Tell whether a picture came back: by its pixels, or recognisably, where only brightness and contrast are off."""
+    recognisable = score["ssim"] >= max(RECOGNISABLE, score["ssim_floor"] + ABOVE_SSIM_FLOOR)
+    return score["psnr"] > score["floor"] + ABOVE_FLOOR or recognisable
+
+
+def _at_least(images: Tensor, side: int) -> Tensor:
+    """Repeat pixels of pictures that are smaller than a window; others stay as they are."""
+    factor = -(-side // min(images.shape[-2:]))
+    return images.repeat_interleave(factor, -1).repeat_interleave(factor, -2)
 
 
 def score_labels(labels: Tensor, true: Tensor) -> float:
@@ -164,41 +198,41 @@ def score_classes(raised: Sequence[int], true: Tensor, classes: int) -> dict[str
     }
 
 
-def score_features(features: Tensor, network: Network, private: Private, *, limit: int = 8) -> list[float] | None:
-    """Measure each private feature's distance to the nearest disclosed one, relative to a grey picture's.
+class FeatureScores(NamedTuple):
+    """Distances of private features to the nearest disclosed ones, relative to those of a record of zeros."""
+
+    errors: list[float]
+    are_records: bool  # whether the features are the records themselves
+
+
+def score_features(
+    features: Tensor, network: Network, private: Private, layer: str | None = None
+) -> FeatureScores | None:
+    """Measure each private feature's distance to the nearest disclosed one, relative to that of a record of zeros.
 
     Args:
         features: Disclosed ones (m, width).
         network: The app's, with the weights that the server sent.
         private: What is behind the upload.
-        limit: Examples that are compared at most.
+        layer: That reads the features, as in training; None for the last one, in evaluation mode.
     """
-    entered = _features(network, torch.cat(list(private.entered))[:limit])
-    if entered is None or private.pictures is None:
+    if not private.entered or (layer is None and (network.head is None or private.pictures is None)):
         return None
-    grey = _features(network, torch.zeros_like(private.entered[0][:1]))
-    if grey is None:
-        return None
-    distances = torch.cdist(entered.double(), features.double()).min(dim=1).values
-    relative: list[float] = (distances / (entered - grey).double().norm(dim=1)).tolist()
-    return relative
-
-
-def _features(network: Network, entered: Tensor) -> Tensor | None:
-    """Compute what the last layer reads, from what enters the network."""
-    if network.head is None:
-        return None
-    layer_inputs: list[Tensor] = []
-    layer = network.module.get_submodule(network.head[0].rpartition(".")[0])
-    hook = layer.register_forward_hook(lambda _layer, inputs, _output: layer_inputs.append(inputs[0].detach()))
+    module = network.module if layer is None else training_copy(network.module)
+    name = layer if layer is not None else network.head[0].rpartition(".")[0]  # type: ignore[index]
+    limit = HEAD_FEATURES if layer is None else LAYER_FEATURES
     try:
         with torch.no_grad():
-            network.module(entered)
+            entered = torch.cat([inputs_of(module, name, batch) for batch in private.entered])[:limit]
+            zero = inputs_of(module.eval(), name, torch.zeros_like(private.entered[0][:1]))
     except Exception:  # noqa: BLE001 (a network that wants more than one tensor)
         return None
-    finally:
-        hook.remove()
-    return layer_inputs[0].reshape(len(entered), -1) if layer_inputs else None
+    if entered.shape[1] != features.shape[1]:
+        return None
+    distances = torch.cdist(entered.double(), features.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    relative = distances.min(dim=1).values / (entered - zero).double().norm(dim=1)
+    records = torch.cat([batch.flatten(1) for batch in private.entered])[:limit]
+    return FeatureScores(relative.tolist(), records.shape == entered.shape and torch.equal(records, entered))
 
 
 def scored(attempt: Attempt, private: Private, network: Network) -> dict[str, Any]:
@@ -214,7 +248,7 @@ def scored(attempt: Attempt, private: Private, network: Network) -> dict[str, An
         scores = score_pictures(disclosure, private.pictures)
         if not scores:
             return {}
-        over = [score for score in scores if score["psnr"] > score["floor"] + ABOVE_FLOOR]
+        over = [score for score in scores if _is_back(score)]
         ordered = sorted(score["psnr"] for score in scores)
         return {
             "pictures": len(scores),
@@ -227,16 +261,19 @@ def scored(attempt: Attempt, private: Private, network: Network) -> dict[str, An
         }
     if isinstance(disclosure, Features):
         values: dict[str, Any] = {}
-        if private.labels is not None:
+        if private.labels is not None and bool((disclosure.labels >= 0).any()):
             values["labels_right"] = round(score_labels(disclosure.labels, private.labels), 3)
             values["labels_floor"] = round(labels_floor(private.labels, network), 3)
             values["labels"] = len(private.labels)
         if disclosure.features is not None:
-            errors = score_features(disclosure.features, network, private)
-            if errors:
+            scores_of_features = score_features(disclosure.features, network, private, disclosure.layer)
+            if scores_of_features is not None:
+                errors, near = scores_of_features.errors, EXACT_FEATURE if disclosure.layer is None else EXACT_INPUT
+                values["kind"] = "rows" if scores_of_features.are_records else "features"
                 values["features"] = len(errors)
-                values["features_near"] = sum(error < EXACT_FEATURE for error in errors)
+                values["features_near"] = sum(error < near for error in errors)
                 values["feature_error_median"] = round(sorted(errors)[len(errors) // 2], 4)
+                values["feature_error_best"] = float(f"{min(errors):.2g}")
         return values
     return {}
 
@@ -248,3 +285,41 @@ def leaking(values: Mapping[str, Any]) -> bool:
         values: Scores of one attempt.
     """
     return bool(values.get("above_floor"))
+
+
+def summarise_records(rows: Sequence[Mapping[str, Any]], reasons: Mapping[str, str]) -> dict[str, Any]:
+    """Name the attack that got most of the records back, by what came back: pictures, whole rows, else features.
+
+    Args:
+        rows: Scores of attacks, as the report has them.
+        reasons: By attack, why it does not apply.
+    """
+    candidates = []
+    for row in rows:
+        if row["role"] != "attack":
+            continue
+        if "psnr_worst_case" in row:
+            counts = {"came_back": row["above_floor"], "of": row["pictures"], "kind": "pictures", "unit": "dB"}
+            candidates.append({**counts, "best": row["psnr_worst_case"], "floor": row["floor_of_best"], "row": row})
+        if "kind" in row:
+            counts = {"came_back": row["features_near"], "of": row["features"], "kind": row["kind"]}
+            best = {"best": row["feature_error_best"], "floor": 1.0, "unit": "relative error"}
+            candidates.append({**counts, **best, "row": row})
+    if not candidates:
+        why = next((reasons[name] for name in WHY_NOT if name in reasons), None)
+        return {
+            "came_back": 0, "of": 0, "attack": None, "kind": "pictures", "best": None, "floor": None, "unit": "dB",
+            "why": why,
+        }  # fmt: skip
+    worth = {"pictures": 2, "rows": 2, "features": 1}
+    strongest = max(
+        candidates,
+        key=lambda candidate: (
+            worth[candidate["kind"]] if candidate["came_back"] else 0,
+            candidate["kind"] != "features",
+            candidate["came_back"],
+            candidate["best"] if candidate["unit"] == "dB" else -candidate["best"],
+        ),
+    )
+    row = strongest.pop("row")
+    return {**strongest, "attack": row["attack"], "why": None}

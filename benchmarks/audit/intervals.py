@@ -12,18 +12,18 @@ ROOT = 1e-9
 Interval = tuple[float, float]
 
 
-def area_under_curve(members: Tensor, others: Tensor) -> float:
+def area_under_curve(members: Tensor, negatives: Tensor) -> float:
     """Compute the share of pairs in which the member has the higher score; a tie is half a pair.
 
     Args:
         members: Scores (m,).
-        others: Scores (n,) of examples that are no members.
+        negatives: Scores (n,) of examples that are no members.
     """
-    ranks = rankdata(np.concatenate([members.numpy(), others.numpy()]))[: len(members)]
-    return float((ranks.sum() - len(members) * (len(members) + 1) / 2) / (len(members) * len(others)))
+    ranks = rankdata(np.concatenate([members.numpy(), negatives.numpy()]))[: len(members)]
+    return float((ranks.sum() - len(members) * (len(members) + 1) / 2) / (len(members) * len(negatives)))
 
 
-def area_interval(area: float, members: int, others: int, level: float = LEVEL) -> Interval:
+def area_interval(area: float, members: int, negatives: int, level: float = LEVEL) -> Interval:
     """Compute an interval of an area under the curve, which has a width at areas of 0 and 1 as well.
 
     Bounds are the areas from which the one that was measured is ``level``'s number of Hanley and McNeil's standard
@@ -33,14 +33,14 @@ def area_interval(area: float, members: int, others: int, level: float = LEVEL) 
     Args:
         area: Measured one, 0 to 1.
         members: How many scores there are of members.
-        others: How many of others.
+        negatives: How many of others.
         level: Of confidence, 0 to 1.
     """
-    reach, half = float(norm.ppf((1 + level) / 2)), (members + others) / 2 - 1
+    reach, half = float(norm.ppf((1 + level) / 2)), (members + negatives) / 2 - 1
 
     def excess(bound: float) -> float:
         spread = 1 + half * ((1 - bound) / (2 - bound) + bound / (1 + bound))
-        return float((area - bound) ** 2 - reach**2 * bound * (1 - bound) * spread / (members * others))
+        return float((area - bound) ** 2 - reach**2 * bound * (1 - bound) * spread / (members * negatives))
 
     # An area of 0 or 1 is a root of its own, which says nothing.
     low = brentq(excess, 0, area - ROOT) if area > ROOT else 0.0
@@ -59,21 +59,21 @@ def rate_interval(hits: int, tries: int) -> Interval:
     return float(interval.low), float(interval.high)
 
 
-def rate_at(members: Tensor, others: Tensor, false_rate: float) -> list[float] | None:
+def rate_at(members: Tensor, negatives: Tensor, false_rate: float) -> list[float] | None:
     """Measure the share of members above all others but a rate of them, with its interval.
 
     Args:
         members: Scores (m,).
-        others: Scores (n,).
+        negatives: Scores (n,).
         false_rate: Share of the others that may be taken for members.
 
     Returns:
         Rate and bounds; None where the others are too few to speak of such a share.
     """
-    allowed = int(false_rate * len(others) + 1e-9)
+    allowed = int(false_rate * len(negatives) + 1e-9)
     if not allowed:
         return None
-    hits = int((members > others.sort(descending=True).values[allowed]).sum())
+    hits = int((members > negatives.sort(descending=True).values[allowed]).sum())
     return rounded([hits / len(members), *rate_interval(hits, len(members))])
 
 

@@ -22,7 +22,10 @@ from fedmjp.errors import BadInputError
 
 LOSS, COSINE = "fall of the loss", "cosine of the record's gradient with the update"
 NOBODY = -1  # trained with these records
-FEWEST = 10  # records on each side
+EVALUATED = (
+    "The others are records that the app evaluates with; one that it trains with in augmented form is among them."
+)
+FEWEST = 4  # records on each side
 MOST_IN_CONTROL = 32
 SECONDS = 15.0  # of the processors, for the gradients of one round
 STEP = 1e-3  # of the weights' length, that is gone along a gradient
@@ -112,10 +115,10 @@ class Scorer:
             step: What an update adds to the weights, by the names of the network.
         """
         state = self._loss.module.state_dict()
-        after = {name: state[name] + change.to(state[name].dtype) for name, change in step.items()}
+        trained = {name: state[name] + change.to(state[name].dtype) for name, change in step.items()}
         direction = -entries(step, self._names, self._stride)
         cosines = torch.nn.functional.cosine_similarity(self._rows, direction[None], dim=1, eps=1e-30)
-        scores = {LOSS: self._initial - self._loss.losses(self.records, after), COSINE: cosines.double()}
+        scores = {LOSS: self._initial - self._loss.losses(self.records, trained), COSINE: cosines.double()}
         return {name: values.nan_to_num(0.0, 0.0, 0.0) for name, values in scores.items()}
 
     def control(self, step: Mapping[str, Tensor]) -> dict[str, tuple[float, Interval]]:
@@ -188,11 +191,13 @@ def _open(why: str, **values: float) -> dict[str, Any]:
 def _answer(best: _Comparison, level: float, records: Records) -> dict[str, Any]:
     count, caveats = len(best.others), list(best.caveats)
     if count < 1000:
-        caveats.append(f"at most {count} records: no rate of false positives below 1/{count} can be told")
+        caveats.append(f"The others are {count} records, so no rate of false alarms below 1/{count} can be measured.")
     if best.elsewhere is None:
-        caveats.append("no update is known that saw neither side, so no false alarm could be ruled out")
+        caveats.append(
+            "No update is known that saw neither side, so a difference between the sides cannot be ruled out."
+        )
     if records.stand_ins():
-        caveats.append("stand-ins repeat the same few pictures; records that are equal were dropped from both sides")
+        caveats.append("Stand-ins repeat the same few pictures; equal records were dropped from both sides.")
     elsewhere = best.area_elsewhere
     return {
         "answered": True,
@@ -274,19 +279,19 @@ def _compare(
     """Hold a client's records against others by one score; None where there are too few."""
     reference = next((scores[key][score] for key in scores if key != node), None)
     other_client = next((key for key in scores if key != node), None)
-    members, others = (torch.tensor([source == side for source in sources]) for side in (node, NOBODY))
+    members, nonmembers = (torch.tensor([source == side for source in sources]) for side in (node, NOBODY))
     values, raw, name = scores[node][score], reference, score
-    caveats = ["others: records that the app evaluates with"]
-    if int(others.sum()) < FEWEST and reference is not None:
-        others = torch.tensor([source == other_client for source in sources])
+    caveats = [EVALUATED]
+    if int(nonmembers.sum()) < FEWEST and reference is not None:
+        nonmembers = torch.tensor([source == other_client for source in sources])
         values, raw = _standardised(values) - _standardised(reference), None
         name = f"{score}, less that with the other client's update"
-        caveats = ["others: records that another client trained with in the same round"]
-    sides = [members, others]
+        caveats = ["The others are records that another client trained with in the same round."]
+    sides = [members, nonmembers]
     if min(int(side.sum()) for side in sides) < FEWEST:
         return None
     if classes is not None and _hold_other_classes(classes, sides):
-        caveats.append("the two sides hold other classes, so records are compared within their class alone")
+        caveats.append("The two sides hold classes in other shares, so records are compared within their class.")
         raw = None if raw is None else _within_classes(classes, raw, sides)[0]
         values, sides = _within_classes(classes, values, sides)
         if min(int(side.sum()) for side in sides) < FEWEST:
@@ -313,5 +318,5 @@ def _within_classes(classes: Tensor, values: Tensor, sides: Sequence[Tensor]) ->
         place = classes == number
         if all(bool((place & side).any()) for side in sides):
             both |= place
-            aligned[place] -= torch.stack([values[place & side].mean() for side in sides]).mean()
+            aligned[place] -= values[place & (sides[0] | sides[1])].mean()
     return aligned, [side & both for side in sides]

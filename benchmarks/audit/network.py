@@ -1,8 +1,8 @@
-"""The app's own network as attacks take it: whole, its entrance alone, or its head alone."""
+"""The app's own network as attacks take it: whole, its entrance or its head alone, or the layers of any module."""
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -15,10 +15,14 @@ from fedmjp.models import names
 from fedmjp.models.adopt import Adopted, adopt
 from fedmjp.models.carrying import Carried, carry
 from fedmjp.models.classifier import VitClassifier
+from fedmjp.models.layers import LayeredNetwork
 from fedmjp.models.roles import roles_of_tensors
 from fedmjp.models.sent import SentWeights
 from fedmjp.records import Upload, weights_digest
 from fedmjp.threat import ThreatModel
+
+# Parts of names that wrappers add: PEFT leaves some of them out of what it sends.
+WRAPPERS = frozenset({"base_model", "model", "module", "_module", "_orig_mod", "modules_to_save", "default"})
 
 
 @dataclass(frozen=True)
@@ -26,10 +30,11 @@ class Network:
     """The app's network, with the weights that the server sent, and the form in which attacks read it."""
 
     module: nn.Module
-    seen: VitClassifier | Adopted | SentWeights  # of these last the head alone
+    seen: VitClassifier | Adopted | SentWeights | LayeredNetwork  # of sent weights the head alone
     carried: Carried | None
     head: tuple[str, str] | None  # the app's names of the last layer's weight and bias
     why: str | None  # why it is not whole
+    record: Tensor | None = None  # zeros of the shape and type of what enters for one record; None where unknown
 
     @property
     def whole(self) -> bool:
@@ -39,8 +44,8 @@ class Network:
     @cached_property
     def weights(self) -> str:
         """Return the digest of the weights as attacks see them."""
-        if isinstance(self.seen, Adopted):
-            return self.seen.weights
+        if isinstance(self.seen, Adopted | LayeredNetwork):
+            return self.seen.weights if isinstance(self.seen, Adopted) else ""
         state = self.seen.state_dict() if isinstance(self.seen, VitClassifier) else dict(self.seen.named_parameters())
         return weights_digest(state)
 
@@ -51,7 +56,10 @@ class Network:
             update: Tensors by the app's names.
             threat: What the server knows of it.
         """
-        if self.carried is not None:
+        tensors: dict[str, Tensor]
+        if isinstance(self.seen, LayeredNetwork):
+            tensors = {name: tensor for name, tensor in update.items() if name in self.seen.sent}
+        elif self.carried is not None:
             tensors = self.carried.tensors(update)
         elif isinstance(self.seen, Adopted) and all(role.name in update for role in self.seen.roles.values()):
             return self.seen.upload(update, examples=threat.pictures, kind=threat.update)
@@ -61,6 +69,31 @@ class Network:
         if not tensors:
             raise BadInputError("nothing that was sent is known to any attack")
         return Upload(tensors, threat.update, threat.pictures, server_round=1, node=0, weights=self.weights)
+
+    def in_layers(self, update: Mapping[str, Tensor]) -> "Network":
+        """See the network as attacks on linear layers do, which run the app's module itself.
+
+        Args:
+            update: By the app's names: what is sent.
+
+        Raises:
+            BadInputError: If nobody knows what enters it.
+        """
+        if self.record is None:
+            raise BadInputError("no record was seen entering the network as one tensor")
+        shape = tuple(self.record.shape)
+        sent = frozenset(name for name, _ in self.module.named_parameters() if name in update)
+        if sent not in self._layers:
+            layers = LayeredNetwork(self.module, shape, sent, whole_numbers=not self.record.is_floating_point())
+            if layers.is_of_pictures:
+                layers.mean, layers.std = self.seen.mean[: shape[0]], self.seen.std[: shape[0]]
+            self._layers[sent] = layers
+        return replace(self, seen=self._layers[sent], carried=None)
+
+    @cached_property
+    def _layers(self) -> dict[frozenset[str], LayeredNetwork]:
+        """Hold the layered network of each set of names, which is probed once."""
+        return {}
 
 
 def load_network(path: Path, code: Path) -> nn.Module:
@@ -81,7 +114,7 @@ def load_network(path: Path, code: Path) -> nn.Module:
 
 
 def by_name(state: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Name arrays as a network's state does: by name, in order of all its shapes, else by name in a part.
+    """Name arrays as a network's state does: by name, in order of all its shapes, else by name in a part or a wrapper.
 
     Args:
         state: Of the network, in its order.
@@ -98,11 +131,33 @@ def by_name(state: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> dict[s
     }
     if all(len(matches) == 1 for matches in endings.values()):
         return {endings[name][0]: value for name, value in arrays.items()}
-    return dict(arrays)
+    bare: dict[str, list[str]] = {}
+    for key in state:
+        bare.setdefault(_bare(key), []).append(key)
+    return {
+        _only([key for key in bare.get(_bare(name), []) if state[key].shape == value.shape], name): value
+        for name, value in arrays.items()
+    }
+
+
+def _only(matches: Sequence[str], name: str) -> str:
+    """Return the only match, else the name as it is."""
+    return matches[0] if len(matches) == 1 else name
+
+
+def _bare(name: str) -> str:
+    """Leave out what wrappers, PEFT above all, put into the name of a tensor; an original that is not trained stays."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def take_in(
-    module: nn.Module, sent: Mapping[str, Tensor], *, mean: list[float], std: list[float], side: int
+    module: nn.Module,
+    sent: Mapping[str, Tensor],
+    *,
+    mean: list[float],
+    std: list[float],
+    side: int,
+    record: Tensor | None = None,
 ) -> Network:
     """See a network as attacks do, with the weights that the server sent.
 
@@ -112,6 +167,7 @@ def take_in(
         mean: Of the three channels, as the app normalises them.
         std: The same.
         side: Pixels per side of its pictures.
+        record: Zeros of the shape and type of what enters it for one record.
     """
     state = module.state_dict()
     fitting = {name: value for name, value in sent.items() if name in state and value.shape == state[name].shape}
@@ -120,14 +176,14 @@ def take_in(
     head = head_of(module)
     try:
         carried = carry(module, mean=mean, std=std)
-        return Network(module, carried.classifier, carried, head, None)
+        return Network(module, carried.classifier, carried, head, None, record)
     except BadInputError as error:
         why = str(error)
     except Exception as error:  # noqa: BLE001 (somebody else's module, run on a random picture)
         why = f"its network cannot be run on a random picture: {error}"
     centre, scale = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
     try:
-        return Network(module, adopt(module, mean=mean, std=std), None, head, why)
+        return Network(module, adopt(module, mean=mean, std=std), None, head, why, record)
     except Exception:  # noqa: BLE001
         named_parameters = dict(module.named_parameters())
         sent_names = dict(zip((names.HEAD_WEIGHT, names.HEAD_BIAS), head or (), strict=False))
@@ -135,7 +191,8 @@ def take_in(
             role_name: nn.Parameter(named_parameters[name].detach(), requires_grad=False)
             for role_name, name in sent_names.items()
         }
-        return Network(module, SentWeights(sent_names, parameters, side, side, mean=centre, std=scale), None, head, why)
+        head_alone = SentWeights(sent_names, parameters, side, side, mean=centre, std=scale)
+        return Network(module, head_alone, None, head, why, record)
 
 
 def head_of(module: nn.Module) -> tuple[str, str] | None:

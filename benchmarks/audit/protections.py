@@ -269,7 +269,7 @@ def _expected(stated: Mapping[str, Any]) -> float:
 
 
 def _is_poisson(stated: Mapping[str, Any]) -> bool:
-    return all(alike["sampler"] == POISSON for alike in stated["passes"])
+    return all(drawing["sampler"] == POISSON for drawing in stated["passes"])
 
 
 def _unverified_sampling(stated: Mapping[str, Any]) -> str | None:
@@ -281,7 +281,7 @@ def _unverified_sampling(stated: Mapping[str, Any]) -> str | None:
         if len(passes) > 1:
             return "examples are drawn with several rates in one round"
         return "one drawn batch serves several steps" if stated["steps_on_batch"] > 1 else None
-    unknown = [alike["sampler"] for alike in passes if alike["sampler"] not in EACH_ONCE or alike["replaces"]]
+    unknown = [drawing["sampler"] for drawing in passes if drawing["sampler"] not in EACH_ONCE or drawing["replaces"]]
     return f"{unknown[0]} may draw an example more than once in a pass" if unknown else None
 
 
@@ -301,7 +301,7 @@ def _spent(stated: Mapping[str, Any], rounds: int) -> float:
 
 
 def _passes(stated: Mapping[str, Any]) -> int:
-    return sum(int(alike["passes"]) for alike in stated["passes"])
+    return sum(int(drawing["passes"]) for drawing in stated["passes"])
 
 
 def _sampling_in_words(stated: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from fedmjp import provenance
 from fedmjp.benchmarks.audit import wording
 from fedmjp.benchmarks.audit.advice import actions
 from fedmjp.benchmarks.audit.audit import Findings
+from fedmjp.benchmarks.audit.running import LOG
 from fedmjp.benchmarks.audit.verdict import (
     POLICY,
     answers,
@@ -31,7 +32,7 @@ from fedmjp.benchmarks.audit.verdict import (
 )
 from fedmjp.benchmarks.folder.output import write_json, write_text
 
-JSON, PAGE, SUMMARY, LOG = "report.json", "report.html", "summary.html", "flower.log"
+JSON, PAGE, SUMMARY = "report.json", "report.html", "summary.html"
 SHOWN_SIDE = 160  # pixels of a picture on the page
 TITLES = ("private", "recovered")
 MOST_STRIPS = 8

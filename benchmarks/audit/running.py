@@ -12,30 +12,34 @@ from pathlib import Path
 from typing import Any
 
 from fedmjp import provenance
-from fedmjp.benchmarks.audit.app import App, copy_with_probe
+from fedmjp.benchmarks.audit.app import CODE, App, copy_with_probe, read_values
 from fedmjp.benchmarks.federation.simulation import Resources
 from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp.errors import FederationError
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-ERROR = re.compile(r"^\s*[\w.]*(Error|Exception)\b: ")  # in the log of somebody else's app
+# In the log of somebody else's app; lines of source and docstrings, which a log may quote, are indented.
+ERROR = re.compile(r"^[\w.]*(Error|Exception)\b: \S")
 BUSY = "timed out during startup"
 TOO_BUSY = "Flower's simulation did not start within Ray's 30 s: this machine is too busy, run the audit again"
 STARTS = 3
 GENERIC = "Ending simulation"  # Flower's last words, whatever went wrong
 HANGS = "the app hangs"
 RUN_CONFIG = "run-config.toml"
+LOG = "flower.log"  # in the report's folder
 PLACE = re.compile(r"\s\(/[^)]*\)")  # where a module was found, in Python's words
 POLL_SECONDS = 0.5
-# Clients that are tried, one after the other, with how long an app may wait for more of them before it sends anything.
-# Flower's own simulation has ten.
-TRIED = {2: 20, 10: 120}
+# Clients that are tried first, and where an app waits for more without a word of how many; Flower's simulation has ten.
+FEW, MANY = 2, 10
+MOST = 100  # clients of an app that says how many it waits for
+WAITING_SECONDS = 60  # that an app may ask for clients before it sends anything
 NETWORK = re.compile(
     r"ConnectionError|OfflineModeIsEnabled|URLError|getaddrinfo|gaierror|Name or service not known|"
     r"Temporary failure in name resolution|Network is unreachable|Max retries exceeded|LocalEntryNotFound|"
     r"couldn't connect|Couldn't reach|offline|HfHubHTTPError|ProxyError|Connection refused",
     re.IGNORECASE,
 )
+WANTED = re.compile(r"\b(node|run)_config\[")  # in the line of the app that failed
 GPU = re.compile(r"not compiled with CUDA|no NVIDIA driver|CUDA (error|driver)|No CUDA GPUs|nvidia", re.IGNORECASE)
 
 
@@ -60,6 +64,11 @@ class Records:
         """Return the file of the network."""
         return self.root / "model" / "model.pt"
 
+    @property
+    def code(self) -> Path:
+        """Return the folder of the app's copy."""
+        return self.root / "app" / CODE
+
     def wire(self) -> list[dict[str, Any]]:
         """Read every message that crossed the wire, in order."""
         return lines(self.server / "wire.jsonl")
@@ -71,13 +80,23 @@ class Records:
 
 
 @dataclass(frozen=True)
+class RunOptions:
+    """How an app is run, as its owner asks for it."""
+
+    limit: float = 900.0  # seconds, after which it is stopped
+    clients: int | None = None  # None takes two, or as many as the app waits for
+    run_config: Sequence[str] = ()  # KEY=VALUE or files of TOML, as of `flwr run`
+    node_config: Sequence[str] = ()  # KEY=VALUE that every client finds in its node's config
+
+
+@dataclass(frozen=True)
 class AppRun:
     """How a run went."""
 
     clients: int
     seconds: float
     problem: str | None  # in one line: why the app could not be seen to the end
-    log: tuple[str, ...] = ()  # the end of Flower's log, where there is a problem
+    log: tuple[str, ...] = ()  # where there is a problem: the app's traceback, and the end of Flower's log
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -96,50 +115,80 @@ def play(
     app: App,
     records: Records,
     settings: Mapping[str, Any],
-    *,
-    limit: float,
-    run_config: Sequence[str] = (),
+    options: RunOptions,
 ) -> AppRun:
-    """Run a copy of an app with two clients, or with ten where it waits for more.
+    """Run a copy of an app with two clients, or with as many as it waits for.
 
     Args:
         superlink: That runs it.
         app: The app.
         records: Where everything goes that is seen.
         settings: ``rounds``, ``stand_in``, ``pictures`` of the probe.
-        limit: Seconds, after which it is stopped.
-        run_config: ``KEY=VALUE`` of the app's run config.
+        options: How it is run.
+
+    Raises:
+        AppError: If a value of the node's config has no key.
     """
-    started = time.monotonic()
-    (superlink.home / RUN_CONFIG).write_text("\n".join(run_config), encoding="utf-8")
+    started, owned = time.monotonic(), _states(app.folder)
+    (superlink.home / RUN_CONFIG).write_text(_run_config(options.run_config), encoding="utf-8")
     tail: deque[str] = deque(maxlen=200)
-    for clients, waiting in TRIED.items():
+    number, requested = options.clients or FEW, 0
+    while True:
         tail.clear()
         shutil.rmtree(records.root, ignore_errors=True)
         for folder in (records.server, records.evaluator):
             folder.mkdir(parents=True)
         shared = {
             **settings,
-            "clients": clients,
-            "waiting": waiting,
+            "node_config": read_values(options.node_config),
+            "clients": number,
+            "waiting": WAITING_SECONDS,
             "literals": app.literals,
             "enlarges": app.enlarges,
         }
-        copy = copy_with_probe(
+        bundle = copy_with_probe(
             app,
-            records.root / "app" / "audited",
+            records.code.parent,
             {**shared, "folder": str(records.server)},
             {**shared, "folder": str(records.evaluator), "model": str(records.model)},
         )
-        ended = _once(superlink, copy, records, clients, limit - (time.monotonic() - started), tail)
-        waits = bool(lines(records.server / "waiting.jsonl"))
-        if not waits and (replies(records) or ended or _problems(records)):
+        ended = _once(superlink, bundle, records, number, options.limit - (time.monotonic() - started), tail)
+        waits = lines(records.server / "waiting.jsonl")
+        requested = max((int(line["wanted"]) for line in waits), default=0)
+        more = min(requested, MOST) if waits and requested else MANY
+        needs_more = bool(waits) or not (replies(records) or ended or _problems(records))
+        if options.clients is not None or more <= number or not needs_more:
             break
+        number = more
     seconds = time.monotonic() - started
     if waits:
-        return AppRun(clients, seconds, f"the app waits for more than {clients} clients")
+        count = f"{requested} clients and {number} are there" if requested else f"more than {number} clients"
+        return AppRun(number, seconds, f"the app waits for {count}: name their number by --clients")
     problem = _why_not(records, ended)
-    return AppRun(clients, seconds, problem, tuple(tail) if problem else ())
+    if problem is None and _states(app.folder) != owned:
+        problem = f"files of {app.folder} changed while the audit ran: the app writes there, or somebody else did"
+    traces = [line["traceback"] for line in _problems(records)[:3]]
+    if problem and traces:
+        problem = f"{problem} (the app's traceback is in {LOG})"
+    return AppRun(number, seconds, problem, (*traces, *tail) if problem else ())
+
+
+def _run_config(texts: Sequence[str]) -> str:
+    """Join texts of a run config, files of TOML among them, as `flwr run` takes them."""
+    return "\n".join(
+        Path(text).read_text(encoding="utf-8") if text.endswith(".toml") and Path(text).is_file() else text
+        for text in texts
+    )
+
+
+def _states(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return size and time of change of every file of an app, by its path."""
+    return {
+        str(path): (state.st_size, state.st_mtime_ns)
+        for path in folder.rglob("*")
+        if not path.is_symlink() and path.is_file()
+        for state in (path.stat(),)
+    }
 
 
 def _why_not(records: Records, ended: str | None) -> str | None:
@@ -153,7 +202,12 @@ def _why_not(records: Records, ended: str | None) -> str | None:
     if ended is not None or replies(records):
         return ended
     reasons = [str(line.get("reason")) for line in records.wire() if line["way"] == "up" and "error" in line]
-    because = f"clients answer with errors, {one_line(reasons[0])}" if reasons else "no client was asked to train"
+    if reasons:
+        because = f"clients answer with errors, {one_line(reasons[0])}"
+    elif lines(records.server / "ended.jsonl"):
+        because = "no client was asked to train"
+    else:
+        because = "its server's process ended before anything was sent, as by an exit in its code"
     return f"the app sends nothing: {because}"
 
 
@@ -173,7 +227,8 @@ def _empty(records: Records) -> bool:
 
 
 def _problems(records: Records) -> list[dict[str, Any]]:
-    return lines(records.server / "problems.jsonl") + lines(records.evaluator / "problems.jsonl")
+    problems = lines(records.server / "problems.jsonl") + lines(records.evaluator / "problems.jsonl")
+    return sorted(problems, key=lambda problem: float(problem["time"]))  # a server may fail of what a client did
 
 
 def replies(records: Records) -> list[dict[str, Any]]:
@@ -223,10 +278,12 @@ def _started(
             return f"{HANGS}: it was stopped at the time limit"
     if superlink.status(run).endswith("completed"):
         return None
-    errors = [line.strip() for line in tail if ERROR.match(line) and GENERIC not in line]
+    errors = [line.strip() for line in reversed(tail) if ERROR.match(line) and GENERIC not in line]
     if any(BUSY in line for line in errors):
         return TOO_BUSY
-    return f"the app does not start: {one_line((errors or ['its log holds no error'])[0])}"
+    return (
+        f"the app does not start: {one_line((errors or ['a process of it ended without an error, as by an exit'])[0])}"
+    )
 
 
 def said_of(where: str, chain: Sequence[Mapping[str, str]]) -> str:
@@ -237,12 +294,15 @@ def said_of(where: str, chain: Sequence[Mapping[str, str]]) -> str:
         chain: Errors with type and text, the outermost first.
     """
     error = chain[0]
-    description = f"{error['type']}: {one_line(error['text'])}" if error["text"] else error["type"]
+    description = f"{error['type']}: {one_line(error['text'], last=False)}" if error["text"] else error["type"]
     everything = " ".join(f"{link['type']} {link['text']}" for link in chain)
     for link in chain:
         if link["type"] in ("ModuleNotFoundError", "ImportError"):
             missing = one_line(PLACE.sub("", link["text"]))
             return f"the app does not install here: its {where} imports what is missing, {missing}"
+    if missing_key := WANTED.search(error.get("line", "")) if error["type"] == "KeyError" else None:
+        option = f"--{missing_key[1]}-config {error['text'].strip(chr(39))}=VALUE"
+        return f"the app wants a value that its owner gives ({where}: {description}): give it by {option}"
     if NETWORK.search(everything):
         return f"the app needs the network ({where}: {description}); --stand-in replaces data sets and weights"
     if GPU.search(everything):
@@ -250,11 +310,13 @@ def said_of(where: str, chain: Sequence[Mapping[str, str]]) -> str:
     return f"the app fails ({where}: {description})"
 
 
-def one_line(text: str) -> str:
-    """Return the last line of a text that says something, no longer than a terminal shows.
+def one_line(text: str, *, last: bool = True) -> str:
+    """Return a line of a text that says something, no longer than a terminal shows.
 
     Args:
         text: Of any length.
+        last: Whether it is the last one, as of a traceback; else the first one, as of an error's text.
     """
-    flat = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no reason")
+    sentences = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason"]
+    flat = sentences[-1 if last else 0]
     return flat if len(flat) <= 240 else f"{flat[:237]}..."

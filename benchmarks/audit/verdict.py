@@ -3,7 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from fedmjp.benchmarks.audit.answers import Answer, Word, answer_labels, answer_membership, attack_rows, find_records
+from fedmjp.benchmarks.audit.answers import (
+    QuestionAnswer,
+    Word,
+    answer_labels,
+    answer_membership,
+    attack_rows,
+    find_records,
+)
 from fedmjp.benchmarks.audit.wording import figure, result
 
 POLICY = (
@@ -16,7 +23,7 @@ EXIT_CODES: Mapping[Outcome, int] = {"HOLDS": 0, "LEAKS": 1, "UNKNOWN": 2}
 NOT_ATTACKED = "nothing was attacked"
 
 
-class Verdict(NamedTuple):
+class ServerVerdict(NamedTuple):
     """What became of the policy with one kind of server."""
 
     server: str
@@ -38,7 +45,7 @@ def exit_code(report: Mapping[str, Any]) -> int:
     return EXIT_CODES[judge_honest(report).outcome]
 
 
-def judge_honest(report: Mapping[str, Any]) -> Verdict:
+def judge_honest(report: Mapping[str, Any]) -> ServerVerdict:
     """Judge what a server gets that keeps to the protocol and looks at what it was sent.
 
     Something leaks where private data was found, whatever became of the run afterwards. The policy holds where an
@@ -53,19 +60,21 @@ def judge_honest(report: Mapping[str, Any]) -> Verdict:
     server, leaks = "Honest server", report["leaks"]
     if leaks:
         more = f" {len(leaks) - 1} more in the report." if len(leaks) > 1 else ""
-        what = str(leaks[0]["what"])
-        return Verdict(server, "LEAKS", f"{what[0].upper()}{what[1:]} ({leaks[0]['evidence']}).{more}")
+        finding = str(leaks[0]["what"])
+        return ServerVerdict(server, "LEAKS", f"{finding[0].upper()}{finding[1:]} ({leaks[0]['evidence']}).{more}")
     records = find_records(report)
     if records["came_back"] and records["kind"] != "features":
-        return Verdict(server, "LEAKS", _of_records(records))
+        return ServerVerdict(server, "LEAKS", _of_records(records))
     if report["problem"]:
-        return Verdict(server, "UNKNOWN", f"The app could not be seen to the end: {report['problem']}.")
+        return ServerVerdict(server, "UNKNOWN", f"The app could not be seen to the end: {report['problem']}.")
     if any(row.get("drowns") for row in report["protections"]):
-        said = "Fresh noise that was measured is nearly all of an upload"
-        return Verdict(server, "HOLDS", f"{said}. {_of_records(records)}" if records["attack"] else f"{said}.")
+        sentence = "Fresh noise that was measured is nearly all of an upload"
+        return ServerVerdict(
+            server, "HOLDS", f"{sentence}. {_of_records(records)}" if records["attack"] else f"{sentence}."
+        )
     if gap := _evidence_gap(report, records):
-        return Verdict(server, "UNKNOWN", f"{gap} That is no evidence of protection.")
-    return Verdict(server, "HOLDS", f"{_of_records(records)} {_of_control(report)}".rstrip())
+        return ServerVerdict(server, "UNKNOWN", f"{gap} That is no evidence of protection.")
+    return ServerVerdict(server, "HOLDS", f"{_of_records(records)} {_of_control(report)}".rstrip())
 
 
 def _evidence_gap(report: Mapping[str, Any], records: Mapping[str, Any]) -> str | None:
@@ -103,9 +112,9 @@ def _why_not_attacked(report: Mapping[str, Any]) -> str:
 def _of_records(records: Mapping[str, Any]) -> str:
     """State how many records came back, the best figure, and what a blank guess gets."""
     kind = str(records["kind"])
-    one = {"pictures": "picture", "rows": "record", "features": "feature"}.get(kind, "record")
+    noun = {"pictures": "picture", "rows": "record", "features": "feature"}.get(kind, "record")
     best = figure(records["best"], records["floor"], records["unit"])
-    count = f"{records['came_back']} of {records['of']} {kind}" if records["came_back"] else f"No {one}"
+    count = f"{records['came_back']} of {records['of']} {kind}" if records["came_back"] else f"No {noun}"
     return f"{count} came back{': ' if best else ''}{best} ({records['attack']})."
 
 
@@ -118,7 +127,7 @@ def _of_control(report: Mapping[str, Any]) -> str:
     return f"The control, one known picture without a defence, came back: {psnr}."
 
 
-def judge_cheating(report: Mapping[str, Any]) -> Verdict:
+def judge_cheating(report: Mapping[str, Any]) -> ServerVerdict:
     """Judge what a server gets that changes the weights it sends, as far as such servers were played.
 
     Something leaks where the honest server is enough, or where a played server got a picture while it met everything
@@ -131,23 +140,27 @@ def judge_cheating(report: Mapping[str, Any]) -> Verdict:
     server, played = "Cheating server", [row for row in report["cheating"] if row["played"]]
     leaking = [row for row in played if row["leaks"]]
     best = max(leaking or played, key=lambda row: row["psnr"], default=None)
-    said = f"With {best['server']}, {best['said']}." if best else ""
+    sentence = f"With {best['server']}, {best['said']}." if best else ""
     if judge_honest(report).outcome == "LEAKS":
-        return Verdict(server, "LEAKS", f"It gets what an honest one gets. {said if leaking else ''}".rstrip())
+        return ServerVerdict(
+            server, "LEAKS", f"It gets what an honest one gets. {sentence if leaking else ''}".rstrip()
+        )
     if best is None:
         reasons = [row["said"] for row in report["cheating"]]
-        return Verdict(server, "UNKNOWN", f"No server that changes weights was played: {_first(reasons)}.")
+        return ServerVerdict(server, "UNKNOWN", f"No server that changes weights was played: {_first(reasons)}.")
     if leaking:
         open_question = next((row["unlike"] for row in leaking if row.get("unlike")), None)
         certain = [row for row in leaking if not row.get("unlike")]
         if certain:
             row = max(certain, key=lambda candidate: candidate["psnr"])
-            return Verdict(server, "LEAKS", f"With {row['server']}, {row['said']}.")
-        return Verdict(server, "UNKNOWN", f"{said} But {open_question}.")
+            return ServerVerdict(server, "LEAKS", f"With {row['server']}, {row['said']}.")
+        return ServerVerdict(server, "UNKNOWN", f"{sentence} But {open_question}.")
     stopped = [row for row in played if row.get("is_stopped")]
     if stopped and not any(row.get("unlike") for row in stopped):
-        return Verdict(server, "HOLDS", said)
-    return Verdict(server, "UNKNOWN", f"{said} That no played server gets a picture is no evidence of protection.")
+        return ServerVerdict(server, "HOLDS", sentence)
+    return ServerVerdict(
+        server, "UNKNOWN", f"{sentence} That no played server gets a picture is no evidence of protection."
+    )
 
 
 def _first(reasons: Sequence[str]) -> str:
@@ -188,7 +201,7 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def answers(report: Mapping[str, Any]) -> list[Answer]:
+def answers(report: Mapping[str, Any]) -> list[QuestionAnswer]:
     """Answer the three questions of somebody who is no engineer.
 
     Args:
@@ -196,5 +209,5 @@ def answers(report: Mapping[str, Any]) -> list[Answer]:
     """
     words: Mapping[Outcome, Word] = {"HOLDS": "No", "LEAKS": "Yes", "UNKNOWN": "Not known"}
     honest = judge_honest(report)
-    records = Answer("Do records come back?", words[honest.outcome], honest.said)
+    records = QuestionAnswer("Do records come back?", words[honest.outcome], honest.said)
     return [answer_labels(report), answer_membership(report), records]

@@ -41,11 +41,11 @@ def figure(best: float | None, floor: float | None, unit: str) -> str:
     """
     if best is None:
         return ""
-    said, beside = (
+    text, beside = (
         "" if value is None else f"{value:.1f}" if unit == "dB" else f"{value:.2g}" for value in (best, floor)
     )
-    said = f"best {said} dB" if unit == "dB" else f"best {unit} {said}"
-    return f"{said}; a blank guess gets {beside}" if beside else said
+    text = f"best {text} dB" if unit == "dB" else f"best {unit} {text}"
+    return f"{text}; a blank guess gets {beside}" if beside else text
 
 
 def step(values: Mapping[str, Any] | None) -> str:
@@ -58,9 +58,9 @@ def step(values: Mapping[str, Any] | None) -> str:
         return ""
     steps, examples = values["steps"], values["pictures"]
     passes = f", seen {values['passes']:g} times each," if values["passes"] > 1 else ""
-    taken = f"{steps} step{'s' * (steps != 1)} of {values['optimiser']}" if steps else "a gradient"
+    process = f"{steps} step{'s' * (steps != 1)} of {values['optimiser']}" if steps else "a gradient"
     return (
-        f"One update is {taken} over {examples} example{'s' * (examples != 1)}{passes} in batches of up to "
+        f"One update is {process} over {examples} example{'s' * (examples != 1)}{passes} in batches of up to "
         f"{values['batch_size']}."
     )
 

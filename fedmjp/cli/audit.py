@@ -28,10 +28,24 @@ def audit(
         ),
     ] = False,
     rounds: Annotated[int, typer.Option(help="Rounds that are watched.", min=1, max=100)] = 2,
+    clients: Annotated[
+        int | None,
+        typer.Option(help="Number of clients; without it two, or as many as the app waits for.", min=1, max=1000),
+    ] = None,
     run_config: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE", help="Of the app's run config, as of `flwr run`; repeat it.", rich_help_panel=RUN
+            metavar="KEY=VALUE",
+            help="Of the app's run config, or a TOML file of it, as of `flwr run`; repeat it.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    node_config: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Of every client's node config, as of a SuperNode; repeat it.",
+            rich_help_panel=RUN,
         ),
     ] = None,
     time_limit: Annotated[
@@ -45,6 +59,7 @@ def audit(
     """
     from fedmjp.benchmarks.audit.audit import audit as audited
     from fedmjp.benchmarks.audit.report import write_report
+    from fedmjp.benchmarks.audit.running import RunOptions
     from fedmjp.benchmarks.audit.verdict import answers, exit_code, first_line, verdict
     from fedmjp.benchmarks.folder.output import claim_folder
     from fedmjp.cli.runs import published_command
@@ -57,13 +72,12 @@ def audit(
             app_dir,
             stand_in=stand_in,
             rounds=rounds,
-            limit=time_limit,
-            run_config=run_config or (),
-            on_stage=lambda said: tell(console, f"{said} ..."),
+            options=RunOptions(time_limit, clients, run_config or (), node_config or ()),
+            on_stage=lambda sentence: tell(console, f"{sentence} ..."),
         )
         write_report(findings, output, command=published_command())
         tell(console, first_line(findings.report))
-        tell(console, *(f"{question} {answer}. {said}" for question, answer, said in answers(findings.report)))
+        tell(console, *(f"{question} {answer}. {sentence}" for question, answer, sentence in answers(findings.report)))
         honest, cheating, *further = verdict(findings.report)
         tell(console, *further)
         tell(console, f"Written to {output}: report.html (open it in a browser), summary.html, report.json.")

@@ -1,10 +1,10 @@
 """What `fedmjp audit` says of somebody's apps, one after another, each in a process of its own.
 
-``python results/audits/study.py --apps FOLDER --reports FOLDER --output FOLDER``. An app is a folder in
-FOLDER, or
-below, with a pyproject.toml that names Flower components. A row per app: what it sends, what came back, protections,
-the exit code, how many files of the app's folder are other than before, and seconds: on the clock, and of processors,
-which other programs change little.
+``python results/audits/study.py --clones FOLDER --apps FOLDER --reports FOLDER --output FOLDER``. The apps of
+``apps.csv`` are taken out of clones of their repositories, ``OWNER+NAME`` in the first folder, at their commits, into
+the second one; without clones, an app is any folder in the second one that Flower runs. A row per app: the answers to
+the three questions, both verdicts, what it sends, what came back, protections, the exit code, how many files of the
+app's folder are other than before, and seconds: on the clock, and of processors, which other programs change little.
 Pages, which show pictures, stay in the folder of the reports.
 """
 
@@ -22,28 +22,21 @@ import typer
 
 from fedmjp.benchmarks.audit.app import read_app
 from fedmjp.benchmarks.audit.report import JSON
+from fedmjp.benchmarks.audit.verdict import answers, judge_cheating, judge_honest
 from fedmjp.benchmarks.scripts import keep_table, timed
 from fedmjp.errors import AppError
 from fedmjp.running import run_function
 
-SHOWN = (
-    "app",
-    "exit_code",
-    "seconds",
-    "cpu_seconds",
-    "network",
-    "read_as",
-    "optimiser",
-    "examples",
-    "psnr",
-    "floor",
-    "control",
-)
+LIST = Path(__file__).with_name("apps.csv")
+SHOWN = ("app", "exit_code", "seconds", "labels", "membership", "records", "honest", "problem")
 
 
 def main(
     apps: Annotated[Path, typer.Option(help="Folder of the apps' folders.", metavar="FOLDER")],
     reports: Annotated[Path, typer.Option(help="Folder for the reports.", metavar="FOLDER")],
+    clones: Annotated[
+        Path | None, typer.Option(help="Folder of clones that the listed apps are taken out of.", metavar="FOLDER")
+    ] = None,
     output: Annotated[Path, typer.Option(help="Folder for the table.", metavar="FOLDER")] = Path("results/audits"),
     run_config: Annotated[
         list[str] | None,
@@ -53,13 +46,26 @@ def main(
 ) -> None:
     """Audit every app, and keep a row for each."""
     rows = []
-    for place in find_apps(apps):
+    for place in find_apps(apps) if clones is None else take_out(clones, apps):
         own = [text.partition(":")[2] for text in run_config or () if text.partition(":")[0] == place.name]
         rows.append(audited(place, reports / place.name, own, time_limit))
         table = pd.DataFrame(rows)
         keep_table(output, table, {"run_config": run_config or []})  # as far as it is: an audit takes minutes
         typer.echo(f"{place.name}: exit code {rows[-1]['exit_code']}, {rows[-1]['seconds']:.0f} s")
     typer.echo(table[list(SHOWN)].fillna("").to_markdown(index=False, disable_numparse=True))
+
+
+def take_out(clones: Path, apps: Path) -> Iterator[Path]:
+    """Take the listed apps out of clones at their commits."""
+    for app in pd.read_csv(LIST, keep_default_na=False).itertuples():
+        place = apps / str(app.name)
+        place.mkdir(parents=True)
+        clone, path = clones / str(app.repository).replace("/", "+"), str(app.path)
+        depth = len(Path(path).parts)
+        archive = ["git", "-C", str(clone), "archive", str(app.commit), *([path] if path else [])]
+        content = subprocess.run(archive, capture_output=True, check=True).stdout
+        subprocess.run(["tar", "-x", "-C", str(place), f"--strip-components={depth}"], input=content, check=True)
+        yield place
 
 
 def find_apps(folder: Path) -> Iterator[Path]:
@@ -82,7 +88,9 @@ def audited(app: Path, output: Path, run_config: Sequence[str], time_limit: floa
     )
     after = digests(app)
     changed = sum(before.get(name) != after.get(name) for name in before.keys() | after.keys())
-    report: dict[str, Any] = json.loads((output / JSON).read_text(encoding="utf-8"))
+    path = output / JSON
+    last = done.stdout.decode(errors="replace").strip().splitlines()[-1:]  # where there is no report
+    report: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     return {
         "app": app.name,
         "app_sha256": hashlib.sha256(json.dumps(before).encode()).hexdigest(),
@@ -91,7 +99,7 @@ def audited(app: Path, output: Path, run_config: Sequence[str], time_limit: floa
         "seconds": round(seconds, 1),
         "cpu_seconds": round(_busy() - busy, 1),
         "run_config": " ".join(run_config),
-        **told(report),
+        **(told(report) if report is not None else {"problem": "".join(last)}),
     }
 
 
@@ -115,10 +123,15 @@ def told(report: Mapping[str, Any]) -> dict[str, Any]:
     recipe, network, control = report["recipe"], report.get("network") or {}, report["control"] or {}
     pictures = [row for row in report["recovered"] if row["reveals"] == "pictures" and row["role"] == "attack"]
     labels = [row["labels_right"] for row in report["recovered"] if row["role"] == "attack" and "labels_right" in row]
+    asked = dict(zip(("labels", "membership", "records"), answers(report), strict=True))
     sent = [entry for entry in report["leaves"] if "shape" in entry and entry["message"].startswith("train")]
     return {
         "problem": report["problem"],
         "verdict": " ".join(report["verdict"]),
+        "honest": judge_honest(report).outcome,
+        "cheating": judge_cheating(report).outcome,
+        **{question: entry.answer for question, entry in asked.items()},
+        **{f"{question}_said": entry.said for question, entry in asked.items()},
         "clients": report["clients"],
         "rounds": report["rounds"],
         "stand_ins": "; ".join(f"{one['what']} {one['name']}: {one['instead']}" for one in report["stand_ins"]),

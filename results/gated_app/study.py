@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedmjp.benchmarks.audit.app import read_app
 from fedmjp.benchmarks.audit.audit import Findings, audit
+from fedmjp.benchmarks.audit.running import RunOptions
 from fedmjp.benchmarks.audit.verdict import exit_code
 from fedmjp.benchmarks.scripts import keep_table
 from fedmjp.clients.gate.ledger import GateLedger
@@ -47,7 +48,7 @@ def main(
         policy.write_text(POLICY)
         put_behind_gate(app, gated, policy)
         for title, place in ((BEFORE, app), (AFTER, gated)):
-            findings = audit(place, stand_in=True, rounds=ROUNDS, limit=LIMIT)
+            findings = audit(place, stand_in=True, rounds=ROUNDS, options=RunOptions(limit=LIMIT))
             rows += [{"app": title, "exit_code": exit_code(findings.report), **row} for row in rows_of(findings)]
             shown += [
                 (title, row["psnr"], pictures)

@@ -20,7 +20,9 @@ class WatchedClientApp(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer as the app does."""
         training = message.metadata.message_type.partition(".")[0] == "train"
+        context.node_config.update(SETTINGS["node_config"])
         try:
+            settings.contain(SETTINGS)
             if SETTINGS["stand_in"]:
                 from . import stand_ins  # noqa: PLC0415 (only where asked for)
 
@@ -34,7 +36,7 @@ class WatchedClientApp(ClientApp):
             with MessageWatch(FOLDER, Path(SETTINGS["model"]), message, repeat) as watch:
                 # What an app keeps for its next round is the same in every repeat.
                 reply: Message = app(message, context if repeat is None else copy.deepcopy(context))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             settings.note_problem(FOLDER, "client", error)
             raise
         if training:

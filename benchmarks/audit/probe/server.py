@@ -1,6 +1,5 @@
 """The app's ServerApp behind a Grid that writes down what crosses the wire."""
 
-import base64
 import itertools
 import math
 import os
@@ -9,13 +8,14 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
-import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from . import settings
+from .wire import describe_message, write_arrays
 
 SETTINGS = settings.read(settings.SERVER)
 FOLDER = Path(SETTINGS["folder"])
@@ -25,6 +25,10 @@ KEPT_BYTES = 2**31  # of all arrays that are kept
 REPEATS = 2
 REPEATED_WITHIN = 20  # seconds that an answer may take to be asked for again
 POLL_SECONDS = 0.3
+PAUSE_SECONDS = 10  # between two questions for clients, from which on the app did something else in between
+# Flower's functions that wait until as many clients are there as a local variable of theirs says.
+WAITING = {"wait_for": "num_clients", "sample_nodes": "min_available_nodes"}
+UPDATER = "_update_client_manager"  # asks all the time, also while the server computes
 
 
 def end(file: str, line: dict[str, Any]) -> NoReturn:
@@ -45,7 +49,8 @@ class Tap(Grid):
 
     def __init__(self, grid: Grid, rounds: int) -> None:
         self._grid, self._rounds = grid, rounds
-        self._round, self._kept, self._asked, self._sent = 0, 0, 0.0, False
+        self._round, self._kept, self._sent = 0, 0, False
+        self._asked, self._last_asked = -math.inf, -math.inf  # when it began to ask for clients, and last did
         self._trained: dict[int, int] = {}
         self._nodes: dict[int, list[int]] = {}
         self._evaluated: set[str] = set()  # types of messages
@@ -70,10 +75,15 @@ class Tap(Grid):
     def get_node_ids(self) -> Iterable[int]:
         """List clients as the Grid does; asked repeatedly before anything is sent, the app waits for more clients."""
         now = time.monotonic()
-        self._asked = self._asked or now
         nodes = list(self._grid.get_node_ids())
-        if not self._sent and now - self._asked > SETTINGS["waiting"]:
-            end("waiting.jsonl", {"nodes": len(nodes)})
+        callers, count = _seek_waiting()
+        computes = UPDATER in callers and not count
+        if computes or now - self._last_asked > PAUSE_SECONDS:
+            self._asked = now
+        self._last_asked = now
+        patience = 2 if count > len(nodes) else SETTINGS["waiting"]
+        if not self._sent and now - self._asked > patience:
+            end("waiting.jsonl", {"nodes": len(nodes), "wanted": count})
         return nodes
 
     def get_nodes(self) -> Any:
@@ -172,21 +182,9 @@ class Tap(Grid):
         shared: dict[int, str] = {}
         for message in messages:
             about = message.metadata
-            line: dict[str, Any] = {
-                "way": way,
-                "type": about.message_type,
-                "round": self._round,
-                "id": about.message_id,
-                "reply_to": about.reply_to_message_id,
-                "node": about.dst_node_id if way == "down" else about.src_node_id,
-            }
-            if message.has_error():
-                settings.note(
-                    FOLDER, "wire.jsonl", {**line, "error": message.error.code, "reason": message.error.reason}
-                )
-                continue
-            line["records"] = {name: _described(record) for name, record in message.content.items()}
-            if _trains(message) and self._wanted(line["node"]):
+            node = about.dst_node_id if way == "down" else about.src_node_id
+            line = describe_message(message, way, self._round, node)
+            if not message.has_error() and _trains(message) and self._wanted(node):
                 line["file"] = self._arrays(way, message, shared)
                 self._remember(way, message)
             settings.note(FOLDER, "wire.jsonl", line)
@@ -213,33 +211,28 @@ class Tap(Grid):
         if id(message.content) in shared:
             return shared[id(message.content)]
         name = f"{way}-{next(self._numbers):04d}.npz"
-        arrays: dict[str, Any] = {
-            f"{record}/{entry}": array.numpy()
-            for record, several in message.content.array_records.items()
-            for entry, array in several.items()
-        }
-        self._kept += sum(array.nbytes for array in arrays.values())
-        np.savez(FOLDER / name, **arrays)
+        self._kept += write_arrays(FOLDER / name, message)
         shared[id(message.content)] = name
         return name
 
 
+def _seek_waiting() -> tuple[set[str], int]:
+    """Name the functions that this thread is in, and tell how many clients Flower waits for, in whatever thread."""
+    this_thread, count, callers = threading.get_ident(), 0, set()
+    for thread, innermost in sys._current_frames().items():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            name = frame.f_code.co_name
+            if name in WAITING and "flwr" in frame.f_globals.get("__name__", ""):
+                count = max(count, int(frame.f_locals.get(WAITING[name]) or 0))
+            if thread == this_thread:
+                callers.add(name)
+            frame = frame.f_back
+    return callers, count
+
+
 def _trains(message: Message) -> bool:
     return message.metadata.message_type.partition(".")[0] == "train"
-
-
-def _described(record: ArrayRecord | MetricRecord | ConfigRecord) -> dict[str, Any]:
-    if isinstance(record, ArrayRecord):
-        entries = {name: [array.dtype, list(array.shape), len(array.data)] for name, array in record.items()}
-        return {"kind": "arrays", "entries": entries}
-    kind = "metrics" if isinstance(record, MetricRecord) else "config"
-    return {"kind": kind, "values": {name: _plain(value) for name, value in record.items()}}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return {"bytes": base64.b64encode(value).decode()}
-    return [_plain(entry) for entry in value] if isinstance(value, list) else value
 
 
 app = ServerApp()
@@ -250,6 +243,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the app's own ServerApp until it ends, or as many rounds were seen as were asked for."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     try:
+        settings.contain(SETTINGS)
         if SETTINGS["stand_in"]:
             from . import stand_ins  # noqa: PLC0415 (only where asked for)
 
@@ -257,7 +251,7 @@ def main(grid: Grid, context: Context) -> None:
         tap = Tap(grid, SETTINGS["rounds"])
         settings.load(SETTINGS["component"])(tap, context)
         tap.repeat()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         settings.note_problem(FOLDER, "server", error)
         raise
     else:

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from . import settings
+from . import settings, tables
+from .modules import find_missing_modules
 
 # Of data sets by a part of their name: pixels per side, channels, classes. The longer name goes first.
 PICTURES = {
@@ -24,8 +25,9 @@ PICTURES = {
 }  # fmt: skip
 OTHERS = (224, 3, 10)
 IMAGE_COLUMNS = ("img", "image", "pixel_values", "images")
-TEXT_COLUMNS = ("text", "sentence", "content", "review")
-LABEL_COLUMNS = ("fine_label", "label", "labels", "target")
+TEXT_COLUMNS = ("text", "sentence", "url", "review", "content")
+LABEL_COLUMNS = ("labels", "target")
+BOTH_LABELS = ("fine_label", "label")
 PER_CLIENT, PER_CLIENT_LARGE = 40, 8  # rows of a split for each client: of large pictures, or enlarged ones, fewer
 LARGE = 96  # pixels per side
 WORDS = tuple("abcdefghijklmnop")
@@ -55,7 +57,10 @@ def install(side_settings: dict[str, Any]) -> None:
     _installed = True
     _given.update(side_settings)
     os.environ.update(OFFLINE)
-    places = (_hub_datasets, _torchvision_datasets, _torchvision_weights, _timm_weights, _transformers, _hub_metrics)
+    find_missing_modules(side_settings["code"], _say)
+    places = (
+        _hub_datasets, _frames, _torchvision_datasets, _torchvision_weights, _timm_weights, _transformers, _hub_metrics
+    )  # fmt: skip
     for replace in places:
         try:
             replace()
@@ -139,9 +144,19 @@ def _hub_datasets() -> None:
 def _hub_dataset(path: str) -> Any:
     import datasets  # noqa: PLC0415
 
-    label = _column(LABEL_COLUMNS) or "label"
     image, text = _column(IMAGE_COLUMNS), _column(TEXT_COLUMNS)
     side, channels, classes = kind_of(path)
+    columns = _table(path, is_other=image is not None or text is not None)
+    if columns is not None:
+        tables_drawn = [columns.draw(_rows(), _given["clients"], seed) for seed in range(2)]
+        _say("data set", path, f"{_rows()} drawn rows of a table for training, as many for testing")
+        train, test = (datasets.Dataset.from_dict(drawn) for drawn in tables_drawn)
+        return datasets.DatasetDict({"train": train, "test": test})
+    label_names = [
+        name for name in BOTH_LABELS if name in _given["literals"]
+    ]  # a data set may have one, and the code both
+    label_columns = label_names or [_column(LABEL_COLUMNS) or "label"]
+    sites = tables.read_columns(Path(_given["code"])).sites
     splits = {}
     for seed, split in enumerate(("train", "test")):
         if image is None and text is not None:
@@ -155,11 +170,49 @@ def _hub_dataset(path: str) -> Any:
             rows = {column: pictures(count, side, channels, seed)}
             features = {column: datasets.Image()}
             description = f"parts of bundled pictures, {side} x {side}"
-        rows[label] = labels(count, classes, seed)
-        features[label] = datasets.ClassLabel(num_classes=classes)
+        for label in label_columns:
+            rows[label] = labels(count, classes, seed)
+            features[label] = datasets.ClassLabel(num_classes=classes)
+        for site in sites:
+            rows[site] = [place % _given["clients"] for place in range(count)]
+            features[site] = datasets.Value("int64")
         splits[split] = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
     _say("data set", path, f"{count} {description} for training, as many for testing")
     return datasets.DatasetDict(splits)
+
+
+def _table(path: str, *, is_other: bool) -> tables.Columns | None:
+    """Return the columns of a data set that is a table; None where it is of pictures or of texts."""
+    columns = tables.read_columns(Path(_given["code"]))
+    if (familiar := tables.find_known(path)) is not None:
+        names = {*columns.numbers, *columns.words}
+        is_version = len(names) > 1 and not names & {*familiar.numbers, *familiar.words}  # with names of its own
+        return columns if is_version and columns.labels else familiar
+    is_table = bool(columns.labels and (columns.numbers or columns.words))
+    return columns if is_table and not is_other and kind_of(path) is OTHERS else None
+
+
+def _frames() -> None:
+    """Have pandas read a drawn table where the file is not here."""
+    library: Any = importlib.import_module("pandas")
+
+    def stand_in_for(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def read(path: Any, *arguments: Any, **keywords: Any) -> Any:
+            try:
+                return original(path, *arguments, **keywords)
+            except Exception:
+                columns = tables.frame_columns(str(path), keywords, Path(_given["code"]))
+                rows = columns.draw(PER_CLIENT, _given["clients"], int("test" in str(path).lower()))
+                if not rows:
+                    raise
+                _say("table", str(path), f"{PER_CLIENT} drawn rows of {len(rows)} columns")
+                return library.DataFrame(rows)
+
+        return read
+
+    for name in ("read_csv", "read_parquet", "read_excel", "read_pickle", "read_table"):
+        setattr(library, name, stand_in_for(getattr(library, name)))
 
 
 class _Accuracy:
@@ -274,6 +327,17 @@ def _torchvision_weights() -> None:
     def load_state_dict(self: Any, state: Any, *arguments: Any, **keywords: Any) -> Any:
         return None if isinstance(state, _Drawn) else load(self, state, *arguments, **keywords)
 
+    fetch = torch.hub.load_state_dict_from_url
+
+    @wraps(fetch)
+    def load_state_dict_from_url(url: str, *arguments: Any, **keywords: Any) -> Any:
+        try:
+            return fetch(url, *arguments, **keywords)
+        except Exception:  # noqa: BLE001
+            _say("weights", url, "drawn weights")
+            return _Drawn()
+
+    torch.hub.load_state_dict_from_url = load_state_dict_from_url
     _api.WeightsEnum.get_state_dict = get_state_dict
     module.load_state_dict = load_state_dict
 

@@ -5,7 +5,9 @@ that names which it takes out of torch are the patched ones.
 """
 
 import copy
+import importlib
 import json
+import pickle
 import random
 import time
 import traceback
@@ -173,11 +175,11 @@ class MessageWatch:
         batch, self._evaluation = self._evaluation or {}, None
         examples = main_input(batch)
         if isinstance(target, Tensor) and examples is not None:
-            kept = {name: tensor.detach().cpu().clone() for name, tensor in {**batch, "target": target}.items()}
-            size = sum(tensor.nbytes for stored in [*self._evaluated, kept] for tensor in stored.values())
+            batches = {name: tensor.detach().cpu().clone() for name, tensor in {**batch, "target": target}.items()}
+            size = sum(tensor.nbytes for stored in [*self._evaluated, batches] for tensor in stored.values())
             count = sum(len(stored["target"]) for stored in self._evaluated)
             if count < KEPT_EVALUATED and size <= KEPT_EVALUATED_BYTES:
-                self._evaluated.append(kept)
+                self._evaluated.append(batches)
 
     def see_second_order(self) -> None:
         """Note gradients that are part of the loss, as a gradient penalty is."""
@@ -308,8 +310,10 @@ class MessageWatch:
                 if name.endswith("_hooks") and isinstance(value, dict):
                     value.clear()
         self._model_file.parent.mkdir(parents=True, exist_ok=True)
+        is_of_script = any(type(part).__module__ == "__main__" for part in bare.modules())  # no import finds its class
+        pickling = pickle if not is_of_script else importlib.import_module("ray.cloudpickle")
         try:
-            torch.save(bare.cpu(), self._model_file)
+            torch.save(bare.cpu(), self._model_file, pickle_module=pickling)
         except Exception as error:  # noqa: BLE001 (somebody else's classes)
             self._model_file.unlink(missing_ok=True)
             settings.note(self._folder, "notes.jsonl", {"note": f"the model cannot be kept: {error}"})

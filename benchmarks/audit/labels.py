@@ -1,0 +1,222 @@
+"""Which labels updates tell, and what statistics of private batches BatchNorm layers send along."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedmjp.attacks.labels import LastLayer, count_labels
+from fedmjp.benchmarks.audit.answers import unanswered
+from fedmjp.benchmarks.audit.app_loss import CLASSIFICATION
+from fedmjp.benchmarks.audit.evaluating import read_private
+from fedmjp.benchmarks.audit.intervals import rate_interval, rounded
+from fedmjp.benchmarks.audit.running import Records, lines
+from fedmjp.errors import FedmjpError
+from fedmjp.threat import ThreatModel
+
+COUNTED = "counts from the last layer's gradient"
+RAISED = "shares by which the last layer's bias was raised"
+
+
+@dataclass(frozen=True)
+class LabelCase:
+    """One update whose labels are counted, by the names of the app's network."""
+
+    message: str  # identifier of the training message
+    module: nn.Module  # with the weights that the server sent
+    update: Mapping[str, Tensor]  # gradient, or change of the weights as one parameter group would make it
+    sent: Mapping[str, Tensor]  # the update as it was sent
+    threat: ThreatModel
+    is_readable: bool  # as gradients; else its signs alone say something
+    is_gradient: bool
+
+
+def judge_labels(cases: Sequence[LabelCase], records: Records, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer which labels are behind updates, under the report's keys.
+
+    The interval is of single labels, pooled over clients and rounds.
+
+    Args:
+        cases: Of every client and round.
+        records: Folders of the watched run.
+        recipe: Of the clients' training.
+    """
+    values = unanswered()["labels"]
+    if cases:
+        values["batch_norm"] = _describe_batch_norm(cases[0], records, recipe)
+    if reason := _refusal(cases, recipe):
+        return {**values, "why": reason}
+    watched = {line["id"]: line for line in lines(records.evaluator / "seen.jsonl")}
+    examples, right, guessed, reasons = 0, 0.0, 0.0, list[str]()
+    for case in cases:
+        line = watched[case.message]
+        labels = {int(label): int(count) for label, count in (line.get("labels") or {}).items()}
+        try:
+            counts, values["attack"] = count_update(case, sum(labels.values()), recipe["loss"])
+        except FedmjpError as error:
+            reasons.append(str(error))
+            continue
+        except (RuntimeError, ValueError, LookupError) as error:  # of numbers that no audit chose
+            reasons.append(f"the count broke down: {(str(error).splitlines() or [type(error).__name__])[0]}")
+            continue
+        classes, drawn = len(counts), sum(labels.values())
+        passes = max(drawn / max(line["examples"], 1), 1)  # one that enters again counts once
+        examples += round(drawn / passes)
+        right += sum(min(int(counts[label]), count) for label, count in labels.items() if label < classes) / passes
+        guessed += sum(min(count, drawn / classes) for count in labels.values()) / passes
+        values["classes"] = classes
+    if not examples:
+        return {**values, "why": reasons[0] if reasons else "no labels were seen that could be compared"}
+    interval = rounded(rate_interval(min(round(right), examples), examples))
+    shares = {"right": round(right / examples, 4), "guess": round(guessed / examples, 4)}
+    return {**values, **shares, "answered": True, "interval": interval, "examples": examples}
+
+
+def count_update(case: LabelCase, examples: int, loss: Mapping[str, Any]) -> tuple[Tensor, str]:
+    """Count the labels (classes,) behind an update, and name the attack.
+
+    Args:
+        case: The update.
+        examples: Labels that are counted, an example once in each pass.
+        loss: As the hooks described it.
+
+    Raises:
+        AttackNotApplicableError: If nothing was sent of the last layer, or examples are unknown.
+    """
+    rows = max((loss.get("shape") or [0])[1:2], default=1)
+    weight, bias = find_head(case.module, rows)
+    state = case.module.state_dict()
+    if not examples or weight is None or not {weight, bias} & set(case.update):
+        raise FedmjpError("nothing that was sent is of the last linear layer, which has a row for each class")
+    old_bias = state.get(bias)
+    if not case.is_readable:
+        if bias not in case.update:
+            raise FedmjpError("the update is no sum of gradients, and the last layer's bias was not sent")
+        return _share_raised(case.update[bias], examples), RAISED
+    factor = 1.0
+    if not case.is_gradient:
+        factor = -1 / (case.threat.gradients_in_delta * case.threat.local_learning_rate)
+    gradients = {name: factor * case.update[name].double() for name in (weight, bias) if name in case.update}
+    middle = 0.0 if case.is_gradient else 0.5  # of the way that the weights went
+    weights, biases = (
+        None if old is None else old.double() + middle * case.update.get(name, torch.zeros_like(old)).double()
+        for name, old in ((weight, state[weight]), (bias, old_bias))
+    )
+    assert weights is not None  # noqa: S101 (it is in the state)
+    layer = LastLayer(weights, biases, gradients.get(weight), gradients.get(bias))
+    return count_labels(layer, examples, case.threat.label_smoothing), COUNTED
+
+
+def find_head(module: nn.Module, rows: int) -> tuple[str | None, str]:
+    """Name the last matrix with a row for each output, and the bias that it may have.
+
+    Args:
+        module: The app's; PEFT keeps an original of the head that it does not train.
+        rows: Outputs of the network.
+    """
+    matrices = [
+        name
+        for name, value in module.named_parameters()
+        if value.ndim == 2 and len(value) == rows and ".original_module." not in name and ".lora_" not in name
+    ]
+    weight = matrices[-1] if matrices else None
+    return weight, "" if weight is None else weight.removesuffix("weight") + "bias"
+
+
+def _share_raised(change: Tensor, examples: int) -> Tensor:
+    """Share examples among the classes whose bias a client raised, as any optimiser does for those that it holds."""
+    raised = change.double()
+    if len(raised) == 1:
+        raised = torch.cat([-raised, raised])
+    positive = raised.clamp_min(0)
+    shares = positive / positive.sum() if positive.any() else torch.full_like(raised, 1 / len(raised))
+    return (shares * examples).round().long()
+
+
+def _refusal(cases: Sequence[LabelCase], recipe: Mapping[str, Any]) -> str | None:
+    """Explain why no labels can be counted; None if they can."""
+    loss = recipe.get("loss") or {}
+    if not cases:
+        return "nothing that was sent could be read as weights or as a gradient"
+    if not loss:
+        return "no loss of torch.nn.functional was seen, so nobody knows the labels to compare with"
+    if loss["name"] not in CLASSIFICATION:
+        return f"the app's loss is {loss['name']}: its targets are numbers, and no classes"
+    outputs = (loss.get("shape") or [0] * 3)[1:]
+    if loss["name"].startswith("binary") and outputs not in ([], [1]):
+        return "each example has several labels of its own, and attacks here count one for each example"
+    if len(outputs) > 1:
+        return "each example has a label for every pixel or token, and attacks here count one for each example"
+    return None
+
+
+def batch_statistics(old: Tensor, change: Tensor, momentum: float | None, batches: int, tracked: int) -> Tensor:
+    """Solve running statistics for those of the batches: of one exactly, of several their weighted mean.
+
+    After k batches running = (1 - m)^k old + (1 - (1 - m)^k) mean, in which batch i weighs m (1 - m)^(k - i); without
+    momentum all that ever came weigh the same.
+
+    Args:
+        old: Running statistics (channels,) that the server sent.
+        change: What came back less these.
+        momentum: Of the layer.
+        batches: That the client trained on, at least 1.
+        tracked: Batches that the layer had tracked when it was sent.
+    """
+    weight = batches / (tracked + batches) if momentum is None else 1 - (1 - momentum) ** batches
+    return old.double() + change.double() / weight
+
+
+def _describe_batch_norm(case: LabelCase, records: Records, recipe: Mapping[str, Any]) -> str | None:
+    """State what running statistics tell of private batches; None where none were sent, or none moved."""
+    state, batches = case.module.state_dict(), max(int(recipe["forwards"]), 1)
+    solved: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, layer in case.module.named_modules():
+        names = [f"{name}.{statistic}" for statistic in ("running_mean", "running_var")]
+        moved = all(key in case.sent and bool(case.sent[key].any()) for key in names)
+        if isinstance(layer, _BatchNorm) and moved and layer.momentum != 0:
+            tracked = int(state.get(f"{name}.num_batches_tracked", torch.zeros(())))
+            mean, variance = (
+                batch_statistics(state[key], case.sent[key], layer.momentum, batches, tracked) for key in names
+            )
+            solved[name] = (mean, variance)
+    if not solved or case.is_gradient:
+        return None
+    numbers = 2 * sum(len(mean) for mean, _ in solved.values())
+    start = f"Running statistics of {len(solved)} BatchNorm layers were sent: {numbers} means and variances"
+    if batches > 1:
+        return f"{start} of private data, averaged over {batches} batches in which the last count most."
+    private = read_private(records.evaluator, case.message, [0.0] * 3, [1.0] * 3)
+    error = None if private is None or not private.entered else _deviation(case.module, private.entered[0], solved)
+    checked = "not compared with what entered" if error is None else f"off by {error:.1e} of what hooks saw"
+    return f"{start} of the one private batch follow exactly ({checked})."
+
+
+def _deviation(module: nn.Module, batch: Tensor, solved: Mapping[str, tuple[Tensor, Tensor]]) -> float | None:
+    """Compute the largest relative error of statistics, against the network's own layers in training."""
+    inputs: dict[str, Tensor] = {}
+    hooks = [
+        module.get_submodule(name).register_forward_pre_hook(
+            lambda _layer, entered, name=name: inputs.update({name: entered[0].detach().double()})
+        )
+        for name in solved
+    ]
+    values = {name: value.clone() for name, value in module.state_dict().items()}
+    try:
+        with torch.no_grad():
+            module.train()(batch)
+    except Exception:  # noqa: BLE001 (somebody else's module)
+        return None
+    finally:
+        for hook in hooks:
+            hook.remove()
+        module.eval().load_state_dict(values)
+    errors = []
+    for name, entered in inputs.items():
+        channels = entered.transpose(0, 1).flatten(1)
+        for statistic, value in zip((channels.mean(1), channels.var(1)), solved[name], strict=True):
+            errors.append(float((statistic - value).norm() / statistic.norm().clamp_min(1e-30)))
+    return max(errors, default=None)
