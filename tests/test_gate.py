@@ -458,6 +458,25 @@ def test_noise_where_the_equations_of_a_head_of_zeros_overflow_is_defended(
     assert last(gate).verdict == "defended"
 
 
+@pytest.mark.parametrize(("defend", "verdict"), [("where_needed", "passed"), ("always", "defended")])
+def test_an_upload_that_the_gate_reads_nothing_of_leaves_undefended_unless_defended_always(
+    defend: str, verdict: str, tmp_path: Path
+) -> None:
+    policy = {"pictures": "defend", "defences": ["local_dp"], "defend": defend}
+    gate = gate_of(tmp_path, **policy)
+    assert not app_of("convolutions", [batch_of(8)], gate)(asked("convolutions"), context()).has_error()
+    assert last(gate).verdict == verdict
+
+
+@pytest.mark.parametrize(("defence", "verdict"), [("local_dp", "defended"), ("clip:norm=100", "refused")])
+def test_what_comes_back_counts_for_the_defended_upload_where_all_are(
+    defence: str, verdict: str, tmp_path: Path
+) -> None:
+    gate = gate_of(tmp_path, defend="always", defences=[defence])  # pictures: refuse, by default
+    app_of("torchvision", [batch_of(1)], gate)(asked("torchvision"), context())
+    assert last(gate).verdict == verdict
+
+
 def test_a_defence_that_does_not_help_is_a_refusal(tmp_path: Path) -> None:
     gate = gate_of(tmp_path, pictures="defend", defences=["clip:norm=100"])
     reply = app_of("torchvision", [batch_of(1)], gate)(asked("torchvision"), context())
@@ -500,6 +519,7 @@ def test_the_readme_shows_the_default_policy(tmp_path: Path) -> None:
         ("fewest_picture: 4", "did you mean 'fewest_pictures'"),
         ("clear: {value: 3}", "did you mean 'clear.values'"),
         ("pictures: defend", "defend needs defences"),
+        ("defend: always", "always needs defences"),
         ("defences: [mjp]", "does not work on updates"),
         ("bundles: [abc]", "bundles.0"),
         ("budget: 3", "needs local_dp"),

@@ -214,7 +214,7 @@ class _Visit:
             first, *further = answers["refuse"]
             self._say(reasons=tuple(further))
             raise RefusedError(first)
-        if answer == "defend":
+        if answer == "defend" or self.policy.defend == "always":
             self._defend(reply, update, observed)
 
     def _search(self) -> tuple[str, Any] | None:
@@ -231,6 +231,8 @@ class _Visit:
             if pictures < self.policy.fewest_pictures:
                 reasons.append((self.policy.pictures, Reason.FEW))
         reasons += [(getattr(self.policy, kind), reason) for kind, reason in KINDS.items() if results.came_back(kind)]
+        if self.policy.defend == "always":  # what comes back counts once the update is defended
+            reasons = [(answer if reason is Reason.UNSEEN else "defend", reason) for answer, reason in reasons]
         answers: dict[Answer, list[Reason]] = {}
         for answer, reason in reasons:
             answers.setdefault(answer, []).append(reason)
@@ -242,7 +244,8 @@ class _Visit:
         tensors = dict(record.to_torch_state_dict())
         results = try_upload(replace(update, tensors=tensors), observed, psnr=self.policy.psnr, search=AFTER)
         self._say(outcomes=results.outcomes)
-        if self.policy.pictures != "say" and results.came_back("pictures"):
+        answers = {kind: getattr(self.policy, kind) for kind in KINDS if results.came_back(kind)}
+        if "refuse" in answers.values() or answers.get("pictures") == "defend":
             raise RefusedError(Reason.DEFENCE)
         reply.content[update.key] = record
         self._say(verdict="defended", multiplier=self.policy.multiplier, leaves=list_leaving(reply.content))

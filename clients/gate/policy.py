@@ -35,7 +35,10 @@ class Search(Config):
 class Policy(Config):
     """What may leave a site.
 
-    Where several answers apply, the strictest counts: refuse before defend, defend before say.
+    Where several answers apply, the strictest counts: refuse before defend, defend before say. ``defend`` acts where
+    the gate's own tries got something back, or too few pictures are behind an upload: what other attacks read leaves as
+    it is. With ``defend: always`` every update is defended, and what is said of pictures, features and labels counts
+    for the defended one.
     """
 
     ledger: str = Field("gate.jsonl", description="file of verdicts; its place counts from the policy's folder")
@@ -47,6 +50,7 @@ class Policy(Config):
     unseen: Answer = Field("refuse", description="where the batches behind an upload were not seen")
     model_checks: Literal["off", "say", "refuse"] = Field("say", description="where a model that came in is suspicious")
     defences: Defences = Field((), description="what defends an upload, in order")
+    defend: Literal["where_needed", "always"] = Field("where_needed", description="which updates are defended")
     kind: Kind | None = Field(
         None, description="what replies hold, `change` that of weights; by default weights, where they can be told"
     )
@@ -64,6 +68,8 @@ class Policy(Config):
         if any(low > high for low, high in self.bounds.values()):
             raise ValueError("a bound has a least value above its greatest: write [least, greatest]")
         defended = [name for name in ("pictures", "features", "labels", "unseen") if getattr(self, name) == "defend"]
+        if self.defend == "always" and not self.defences:
+            raise ValueError("defend: always needs defences, such as [local_dp:epsilon=8]")
         if defended and not self.defences:
             raise ValueError(f"{defended[0]}: defend needs defences, such as [local_dp:epsilon=8]")
         for defence in self.pipeline.defences:
