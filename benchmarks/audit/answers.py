@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from fedmjp.benchmarks.audit.intervals import rate_interval
 from fedmjp.benchmarks.audit.wording import result
 
 Word = Literal["Yes", "In part", "No", "Not known"]
@@ -77,11 +78,13 @@ def answer_labels(report: Mapping[str, Any]) -> QuestionAnswer:
     if labels["answered"]:
         right, guess = labels["right"], labels["guess"] or 0.0
         count = f" of {labels['examples']}" if labels["examples"] else ""
+        examples = labels["examples"] or 1
+        interval = labels["interval"] or rate_interval(round(right * examples), examples)
         sentence = (
             f"{right:.0%}{_interval(labels['interval'])}{count} labels were read by {labels['attack']}; "
             f"a guess gets {guess:.0%}."
         )
-        return QuestionAnswer(question, _beside(guess, labels["interval"] or [right, right]), sentence + also)
+        return QuestionAnswer(question, _beside(guess, interval), sentence + also)
     if classes:
         row = max(classes, key=lambda entry: (entry["right"], -entry["named"]))
         is_told = row["right"] * row["classes"] > row["named"] * row["held"]
