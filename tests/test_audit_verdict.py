@@ -11,6 +11,7 @@ from fedmjp.benchmarks.audit.advice import BOARD, NO_DEFENCE, actions
 from fedmjp.benchmarks.audit.answers import unanswered
 from fedmjp.benchmarks.audit.audit import Findings
 from fedmjp.benchmarks.audit.report import PAGE, SUMMARY, write_report
+from fedmjp.benchmarks.audit.verbatim import find_one_per_record
 from fedmjp.benchmarks.audit.verdict import answers, exit_code, first_line, judge_cheating, judge_honest, verdict
 from fedmjp.cli import app
 from fedmjp.errors import AppError, FederationError
@@ -52,7 +53,6 @@ def report_of(**values: Any) -> dict[str, Any]:
         ({"refused": ["3 steps of Adam"]}, "UNKNOWN", "3 steps of Adam"),
         ({"departures": ["other weights were mixed in"]}, "UNKNOWN", "other weights were mixed in"),
         ({"refused": ["3 steps of Adam"], "protections": [{"drowns": True}]}, "HOLDS", "Fresh noise"),
-        ({"unusual": [{"per_record": True, "name": "T", "message": "query"}]}, "UNKNOWN", "one number for each record"),
         (
             {"recovered": [], "records": {**unanswered()["records"], "came_back": 3, "of": 8, "kind": "rows",
               "attack": "linear_inputs", "best": 1e-7, "floor": 1.0, "unit": "relative error"}},
@@ -112,6 +112,33 @@ def test_three_questions_have_three_answers_and_say_why_not() -> None:
     assert near[1].answer == "No"
     refused = answers(report_of(membership={**unanswered()["membership"], "why": "its loss is not known"}))
     assert refused[1] == ("Who was in the data?", "Not known", "Its loss is not known.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "sent", "named"),
+    [
+        ("query", [129], [], True),
+        ("query.survival", [129, 3], [], True),
+        ("train", [129], [], True),
+        ("train", [129, 8], [], False),  # a layer of an update, whose server sent none
+        ("train", [129], [129], False),
+        ("query", [130], [], False),
+        ("query", [], [], False),
+    ],
+)
+def test_an_array_with_a_row_for_each_record_is_named_in_every_message(
+    kind: str, shape: list[int], sent: list[int], named: bool
+) -> None:
+    answer = {
+        "type": kind,
+        "records": {
+            "survival-data": {"kind": "arrays", "entries": {"T": ["float64", shape, 1160]}},
+            "metrics": {"kind": "metrics", "values": {"num-examples": 129, "loss": 129.0}},
+        },
+    }
+    question = {"records": {"arrays": {"kind": "arrays", "entries": {"w": ["float64", sent, 1160]}}} if sent else {}}
+    expected = [("survival-data", "T", "num-examples = 129")] if named else []
+    assert list(find_one_per_record(answer, question)) == expected
 
 
 def test_an_app_that_broke_is_not_said_to_have_used_its_own_data() -> None:

@@ -186,7 +186,7 @@ def examine(
         "network_uploads": any(answer.kind in ("weights", "gradient") for answer in answers),
     }
     findings = Findings(report, run.log)
-    report["leaks"] += _private_in_clear(records, answers, report)
+    report["leaks"] += [*_one_per_record(records.wire()), *_private_in_clear(records, answers, report)]
     report["protections"] = [asdict(protection) for protection in verify(records, recipe, answers)]
     if recipe["trains"]:
         on_stage("attacks on what was sent")
@@ -234,6 +234,19 @@ def _clear(message: str, record: str, value: str, correlation: float) -> dict[st
         "evidence": f"correlation {correlation:.4f} with an example of the client's own batch",
         "in_clear": True,
     }
+
+
+def _one_per_record(wire: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Name arrays in answers to any message that have a row for each record, by rule."""
+    questions = {line["id"]: line for line in wire if line["way"] == "down"}
+    leaks: dict[str, dict[str, Any]] = {}
+    for line in wire:
+        question = questions.get(line["reply_to"], {})
+        for record, name, count in verbatim.find_one_per_record(line, question) if line["way"] == "up" else ():
+            what = f"the answer to {line['type']} holds a number for each record: {name} of {record}"
+            evidence = f"by rule: it has as many rows as the same answer counts, {count}; values were not compared"
+            leaks.setdefault(what, {"what": what, "evidence": evidence, "in_clear": True})
+    return list(leaks.values())
 
 
 def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> None:

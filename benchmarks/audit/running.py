@@ -205,7 +205,7 @@ def _why_not(records: Records, ended: str | None) -> str | None:
     if reasons:
         because = f"clients answer with errors, {one_line(reasons[0])}"
     elif lines(records.server / "ended.jsonl"):
-        because = "no client was asked to train"
+        return "no client was asked to train: answers to other messages are listed, and no update was seen"
     else:
         because = "its server's process ended before anything was sent, as by an exit in its code"
     return f"the app sends nothing: {because}"

@@ -42,6 +42,34 @@ def unusual(described: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             yield name, size
 
 
+def find_one_per_record(answer: Mapping[str, Any], question: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Name arrays of an answer that have as many rows as it counts records, such as every patient's survival time.
+
+    Args:
+        answer: A client's message as it was written down, without its arrays' values.
+        question: The message that it answers; arrays that have their shape from there are weights.
+
+    Yields:
+        Record and name of the array, and the count with its name.
+    """
+    described = answer.get("records", {})
+    counts = {
+        value: name
+        for record in described.values()
+        for name, value in record.get("values", {}).items()
+        if isinstance(value, int) and value >= FEWEST
+    }
+    shapes = [
+        shape for record in question.get("records", {}).values() for _, shape, _ in record.get("entries", {}).values()
+    ]
+    for record, contents in described.items():
+        for name, (_, shape, _) in contents.get("entries", {}).items():
+            if not shape or shape in shapes or (answer["type"].startswith("train") and len(shape) > 1):
+                continue  # an update, some layer of which may be as wide as there are records
+            if shape[0] in counts:
+                yield record, name, f"{counts[shape[0]]} = {shape[0]}"
+
+
 def find_private(values: Mapping[str, Any], private: Sequence[Private]) -> Iterator[tuple[str, float]]:
     """Name values that hold a private example, or a part of one, with the correlation.
 

@@ -14,9 +14,9 @@ from fedmjp.benchmarks.audit.answers import (
 from fedmjp.benchmarks.audit.wording import figure, result
 
 POLICY = (
-    "No private record leaves as it is. No picture comes back better than its mean colour by more than 3 dB, and no "
-    "other record as it was. No upload is of one example alone, unless noise that was measured is nearly all of it. "
-    "Labels, features and membership that come back are reported and break no policy."
+    "No private record leaves as it is, nor an array with a row for each. No picture comes back better than its mean "
+    "colour by more than 3 dB, and no other record as it was. No upload is of one example alone, unless noise that was "
+    "measured is nearly all of it. Labels, features and membership that come back are reported and break no policy."
 )
 Outcome = Literal["HOLDS", "LEAKS", "UNKNOWN"]
 EXIT_CODES: Mapping[Outcome, int] = {"HOLDS": 0, "LEAKS": 1, "UNKNOWN": 2}
@@ -96,11 +96,6 @@ def _evidence_gap(report: Mapping[str, Any], records: Mapping[str, Any]) -> str 
         return f"No attack on records applies to what the app sends: {records['why'] or (reasons or ['see below'])[0]}."
     if departures := report["departures"]:
         return f"{_of_records(records)} But {'; '.join(departures)}."
-    if per_record := [entry for entry in report.get("unusual", ()) if entry.get("per_record")]:
-        return (
-            f"{per_record[0]['name']} in the answer to {per_record[0]['message']} holds one number for each record, "
-            "which was not compared with private data."
-        )
     return None
 
 
