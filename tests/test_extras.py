@@ -70,7 +70,7 @@ import importlib, pkgutil
 probe = "fedmjp.benchmarks.audit.probe"
 for module in pkgutil.walk_packages(fedmjp.__path__, "fedmjp."):
     # What is opened behind a check, and what runs in a copy of somebody's app alone.
-    if module.name not in ("fedmjp.data.tables", probe + ".client", probe + ".server"):
+    if module.name not in ("fedmjp.data.tables", probe + ".client", probe + ".server", probe + ".scripts"):
         importlib.import_module(module.name)
 from fedmjp.cli import main
 for words in (["--help"], ["list", "attacks"]):

@@ -241,7 +241,7 @@ def _one_per_record(wire: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     questions = {line["id"]: line for line in wire if line["way"] == "down"}
     leaks: dict[str, dict[str, Any]] = {}
     for line in wire:
-        question = questions.get(line["reply_to"], {})
+        question = questions.get(line.get("reply_to", ""), {})
         for record, name, count in verbatim.find_one_per_record(line, question) if line["way"] == "up" else ():
             what = f"the answer to {line['type']} holds a number for each record: {name} of {record}"
             evidence = f"by rule: it has as many rows as the same answer counts, {count}; values were not compared"

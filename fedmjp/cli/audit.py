@@ -25,12 +25,18 @@ def audit(
         typer.Option(
             "--stand-in",
             help="Bundled pictures and drawn weights stand in for data sets and weights that are not on this machine.",
+            rich_help_panel=RUN,
         ),
     ] = False,
-    rounds: Annotated[int, typer.Option(help="Rounds that are watched.", min=1, max=100)] = 2,
+    rounds: Annotated[int, typer.Option(help="Rounds that are watched.", min=1, max=100, rich_help_panel=RUN)] = 2,
     clients: Annotated[
         int | None,
-        typer.Option(help="Number of clients; without it two, or as many as the app waits for.", min=1, max=1000),
+        typer.Option(
+            help="Number of clients; without it two, or as many as the app waits for.",
+            min=1,
+            max=1000,
+            rich_help_panel=RUN,
+        ),
     ] = None,
     run_config: Annotated[
         list[str] | None,
