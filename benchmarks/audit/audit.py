@@ -192,7 +192,9 @@ def examine(
         on_stage("attacks on what was sent")
         _attack(records, answers, findings)
         drowned = any(protection["drowns"] for protection in report["protections"])
-        if recipe["examples"] == 1 and report["network_uploads"] and not drowned:
+        # A batch whose stand-ins are all the same, as of a tokenizer that knows no word, is no single example.
+        alone = recipe["examples"] == 1 and (recipe["batch_size"] == 1 or not report["stand_ins"])
+        if alone and report["network_uploads"] and not drowned:
             report["leaks"].append(ALONE)
     else:
         report["not_tested"].append(f"attacks on uploads: {recipe['why']}")
