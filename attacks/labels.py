@@ -102,16 +102,16 @@ def count_labels(layer: LastLayer, pictures: int, smoothing: float = 0.0) -> Ten
     if len(layer.weight) == 1:
         if layer.bias_gradient is None or layer.bias is None:
             raise AttackNotApplicableError("one logit without a bias does not tell its two classes")
-        places = pictures * float(torch.sigmoid(layer.bias.double()) - layer.bias_gradient.double())
-        return _round_counts(torch.tensor([pictures - places, places]), pictures)
+        positives = pictures * float(torch.sigmoid(layer.bias.double()) - layer.bias_gradient.double())
+        return _round_counts(torch.tensor([pictures - positives, positives]), pictures)
     gradient, weights = layer.bias_gradient, layer.weight_gradient
     if gradient is None:
         if weights is None or not weights.any():
             raise AttackNotApplicableError("neither weight nor bias of the last layer was sent")
         gradient = _gradient_of_bias(weights.double())
     gradient = gradient.double() / _factor(gradient.double(), pictures, smoothing)
-    lower_bounds = float(gradient.clamp_max(0).abs().sum())
-    if weights is None or layer.bias is None or layer.bias_gradient is None or lower_bounds < UNSURE:
+    shown_share = float(gradient.clamp_max(0).abs().sum())
+    if weights is None or layer.bias is None or layer.bias_gradient is None or shown_share < UNSURE:
         return torch.bincount(torch.tensor(_fill_labels(gradient, pictures, smoothing)), minlength=len(gradient))
     unsmoothed = (gradient + smoothing / len(gradient)) / (1 - smoothing) - smoothing / len(gradient)
     means = (weights.double() / layer.bias_gradient.double()[:, None]).nan_to_num(0.0, 0.0, 0.0)
@@ -127,8 +127,8 @@ def count_labels(layer: LastLayer, pictures: int, smoothing: float = 0.0) -> Ten
 
 def _gradient_of_bias(weights: Tensor) -> Tensor:
     """Estimate the bias's gradient (classes,) from the weight's (classes, dim): the factor of its nearest product."""
-    remainder, _, right = torch.linalg.svd(weights, full_matrices=False)
-    direction = remainder[:, 0] * torch.sign(right[0].sum())  # features behind a ReLU are positive
+    left_vectors, _, right = torch.linalg.svd(weights, full_matrices=False)
+    direction = left_vectors[:, 0] * torch.sign(right[0].sum())  # features behind a ReLU are positive
     gradient: Tensor = direction / (len(direction) * direction.max().clamp_min(torch.finfo(direction.dtype).tiny))
     return gradient
 
@@ -152,8 +152,8 @@ def _factor(gradient: Tensor, pictures: int, smoothing: float) -> float:
     negative = gradient < -CERTAIN * gradient.abs().max()
     if len(gradient) < pictures or bool(negative.all()) or not bool(negative.any()):
         return 1.0
-    lower_bounds = float((gradient[~negative].mean() - gradient[negative]).sum()) / (1 - smoothing)
-    return lower_bounds if math.isfinite(lower_bounds) and not PLAIN[0] <= lower_bounds <= PLAIN[1] else 1.0
+    factor = float((gradient[~negative].mean() - gradient[negative]).sum()) / (1 - smoothing)
+    return factor if math.isfinite(factor) and not PLAIN[0] <= factor <= PLAIN[1] else 1.0
 
 
 def mean_gradient(upload: Upload, name: str, model: Entrance, threat: ThreatModel) -> Tensor:

@@ -7,12 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedmjp.benchmarks.audit.evaluating import read_batches
 from fedmjp.benchmarks.audit.probe.losses import LINKS, digest, main_input, named_tensors
 from fedmjp.errors import BadInputError
 
@@ -58,9 +58,9 @@ def joined(parts: Sequence[Examples]) -> Examples:
         parts: At least one.
     """
     shapes = [({n: t.shape[1:] for n, t in part.inputs.items()}, part.target.shape[1:]) for part in parts]
-    is_uniform = [part for part, shape in zip(parts, shapes, strict=True) if shape == shapes[0]]
-    inputs = {name: torch.cat([part.inputs[name] for part in is_uniform]) for name in parts[0].inputs}
-    return Examples(inputs, torch.cat([part.target for part in is_uniform]))
+    uniform = [part for part, shape in zip(parts, shapes, strict=True) if shape == shapes[0]]
+    inputs = {name: torch.cat([part.inputs[name] for part in uniform]) for name in parts[0].inputs}
+    return Examples(inputs, torch.cat([part.target for part in uniform]))
 
 
 def read_examples(path: Path) -> Examples | None:
@@ -69,14 +69,7 @@ def read_examples(path: Path) -> Examples | None:
     Args:
         path: Of the file, which may be missing.
     """
-    if not path.exists():
-        return None
-    batches: dict[int, dict[str, Tensor]] = {}
-    with np.load(path) as file:
-        for key in file.files:
-            place, _, name = key.partition("/")
-            batches.setdefault(int(place), {})[name] = torch.from_numpy(file[key])
-    parts = [part for batch in batches.values() if (part := _examples(batch)) is not None]
+    parts = [part for batch in read_batches(path) if (part := _examples(batch)) is not None]
     return joined(parts) if parts else None
 
 

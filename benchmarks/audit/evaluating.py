@@ -41,6 +41,21 @@ class Private:
         return 0 if self.pictures is None else int(self.pictures.shape[-1])
 
 
+def read_batches(path: Path) -> list[dict[str, Tensor]]:
+    """Read batches that hooks kept, each as tensors by the name under which they entered; none without a file.
+
+    Args:
+        path: Of the file, which may be missing.
+    """
+    batches: dict[int, dict[str, Tensor]] = {}
+    if path.exists():
+        with np.load(path) as file:
+            for key in file.files:
+                place, _, name = key.partition("/")
+                batches.setdefault(int(place), {})[name] = torch.from_numpy(file[key])
+    return list(batches.values())
+
+
 def read_private(folder: Path, message: str, mean: Sequence[float], std: Sequence[float]) -> Private | None:
     """Read what hooks kept of one training message; None if they kept nothing.
 
@@ -53,14 +68,9 @@ def read_private(folder: Path, message: str, mean: Sequence[float], std: Sequenc
     path = folder / f"{message}.npz"
     if not path.exists():
         return None
-    batches: dict[int, dict[str, Tensor]] = {}
-    with np.load(path) as file:
-        for key in file.files:
-            place, _, name = key.partition("/")
-            batches.setdefault(int(place), {})[name] = torch.from_numpy(file[key])
     entered, labels = [], []
     examples: set[bytes] = set()  # one that enters again, in another pass, counts once
-    for batch in batches.values():
+    for batch in read_batches(path):
         inputs = {name: tensor for name, tensor in batch.items() if name != "target" and tensor.ndim > 1}
         kept: list[bool] | slice = slice(None)
         if inputs:

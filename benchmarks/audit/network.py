@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from fedmjp.benchmarks.audit.probe.modules import find_missing_modules
 from fedmjp.errors import BadInputError
 from fedmjp.models import names
 from fedmjp.models.adopt import Adopted, adopt
@@ -106,6 +107,7 @@ def load_network(path: Path, code: Path) -> nn.Module:
         raise BadInputError("no network was seen: attacks cannot know what was uploaded")
     if str(code) not in sys.path:
         sys.path.append(str(code))  # last: nothing of the app's hides what is installed
+        find_missing_modules(str(code), lambda *_: None)
     try:
         return cast(nn.Module, torch.load(path, weights_only=False, map_location="cpu"))
     except Exception as error:
