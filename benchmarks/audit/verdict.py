@@ -206,5 +206,6 @@ def answers(report: Mapping[str, Any]) -> list[QuestionAnswer]:
     honest = judge_honest(report)
     features = next((line for line in verdict(report) if line.startswith("Features come back")), "")
     word = "In part" if features and honest.outcome == "HOLDS" else words[honest.outcome]
-    records = QuestionAnswer("Do records come back?", word, f"{honest.said} {features}".rstrip())
+    also = "" if find_records(report)["kind"] == "features" else features
+    records = QuestionAnswer("Do records come back?", word, f"{honest.said} {also}".rstrip())
     return [answer_labels(report), answer_membership(report), records]
