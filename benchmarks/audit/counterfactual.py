@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedmjp.benchmarks.audit.app_loss import AppLoss, Examples, run_steps
 from fedmjp.benchmarks.audit.attacking import attempt_all

@@ -28,7 +28,7 @@ IMAGE_COLUMNS = ("img", "image", "pixel_values", "images")
 TEXT_COLUMNS = ("text", "sentence", "url", "review", "content")
 LABEL_COLUMNS = ("labels", "target")
 BOTH_LABELS = ("fine_label", "label")
-PER_CLIENT, PER_CLIENT_LARGE = 200, 24  # rows of a split for each client: of large pictures, or enlarged ones, fewer
+PER_CLIENT, PER_CLIENT_LARGE = 200, 16  # rows of a split for each client: of large pictures, or enlarged ones, fewer
 LARGE = 96  # pixels per side
 WORDS = tuple("abcdefghijklmnop")
 # Of models by a word of their name: layers, dimensions, heads; as of DeiT, and of the small BERTs.
