@@ -30,11 +30,11 @@ from fedmjp.benchmarks.audit.attacking import Attempt, attempt_all
 from fedmjp.benchmarks.audit.cheating import play_servers
 from fedmjp.benchmarks.audit.control import make_control
 from fedmjp.benchmarks.audit.evaluating import Private, read_private, scored
-from fedmjp.benchmarks.audit.network import Network, by_name, take_in
+from fedmjp.benchmarks.audit.network import Network, by_name, draw_unsent, take_in
 from fedmjp.benchmarks.audit.probe import mods
 from fedmjp.benchmarks.audit.protections import read_mods, verify
 from fedmjp.benchmarks.audit.recipe import unreadable
-from fedmjp.benchmarks.audit.running import Records, RunOptions, play, said_of
+from fedmjp.benchmarks.audit.running import Records, RunOptions, count_in_error, play, said_of
 from fedmjp.benchmarks.audit.wire import Answer
 from fedmjp.clients.mods import defence_mod
 from fedmjp.errors import AppError, BadInputError
@@ -288,6 +288,75 @@ def test_local_dp_is_read_from_the_app_and_held_against_the_noise(
 def test_arrays_without_names_are_named_by_their_order() -> None:
     named = by_name(nn.Linear(3, 2).state_dict(), {"0": torch.ones(2, 3), "1": torch.zeros(2)})
     assert set(named) == {"weight", "bias"}
+
+
+def test_a_part_without_names_is_named_by_its_only_place_and_what_is_never_sent_is_drawn_anew() -> None:
+    body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 6))
+    network = nn.Sequential(body, nn.Linear(6, 2))
+    for values in (body.state_dict(), dict(body.named_parameters())):
+        floating = [value for value in values.values() if value.is_floating_point()]
+        named = by_name(network.state_dict(), {str(place): value for place, value in enumerate(floating)})
+        assert all(named[f"0.{name}"] is value for name, value in values.items() if value.is_floating_point())
+    head = network[1].weight.detach().clone()
+    assert draw_unsent(network, named.keys(), ["0.0.weight", "1.weight", "1.bias"]) == ["1.weight", "1.bias"]
+    assert not torch.equal(network[1].weight, head)
+    assert float(network[1].weight.detach().abs().max()) < 6**-0.5
+    twice = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    assert set(by_name(twice.state_dict(), {"0": torch.ones(3, 3), "1": torch.ones(3)})) == {"0", "1"}
+    assert draw_unsent(twice, {"0"}, ["0.weight"]) == []  # nobody knows which tensor was sent
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "count"),
+    [
+        ("The number of feature splits must equal the number of nodes (got 3 vs. 2).", 2, 3),
+        ("expected 5 clients but 2 connected", 2, 5),
+        ("expected 5 clients but 2 connected in round 1", 2, None),
+        ("mat1 and mat2 shapes cannot be multiplied (2x5 and 3x5)", 2, None),
+        ("a client sent 3 rows", 2, None),
+        ("2 clients reached 0.5 of the sum", 2, None),
+        ("4000 clients are wanted, 2 are there", 2, None),
+    ],
+)
+def test_the_number_of_clients_is_read_from_an_error_that_names_both(text: str, number: int, count: int | None) -> None:
+    assert count_in_error(text, number) == count
+
+
+class FailingSuperLink:
+    """A SuperLink whose run fails but with as many clients as its README says."""
+
+    def __init__(self, home: Path, records: Records) -> None:
+        self.home, self.records, self.played = home, records, list[int]()
+
+    def submit(self, _copy: object, _config: object, federation: str) -> str:
+        settings = self.records.code.parent / "bundle" / "fedmjp_audit" / "server.json"
+        self.played.append(int(json.loads(settings.read_text())["clients"]))
+        return "1"
+
+    def log(self, _run: str) -> Iterator[str]:
+        chain = [{"type": "KeyError", "text": "'part'", "module": ""}]
+        problem = {"where": "client", "chain": chain, "traceback": "", "time": 1.0}
+        if self.played[-1] == 2:
+            (self.records.evaluator / "problems.jsonl").write_text(json.dumps(problem))
+        else:
+            line = {"way": "up", "type": "query", "reply_to": "b", "records": {"a": {}}}
+            (self.records.server / "wire.jsonl").write_text(json.dumps(line))
+        yield ""
+
+    def status(self, _run: str) -> str:
+        return "finished:completed"
+
+
+def test_an_app_that_fails_runs_once_more_with_the_clients_of_its_readme(tmp_path: Path) -> None:
+    folder = vit_app(tmp_path / "app", batch=1)
+    (folder / "README.md").write_text("[superlink.local]\noptions.num-supernodes = 3\n")
+    records = Records(tmp_path / "audit")
+    superlink: Any = FailingSuperLink(tmp_path, records)
+    settings = {"rounds": 1, "stand_in": False, "pictures": ""}
+    run = play(superlink, read_app(folder), records, settings, RunOptions(limit=5))
+    assert (superlink.played, run.problem) == ([2, 3], None)
+    assert play(superlink, read_app(folder), records, settings, RunOptions(limit=5, clients=2)).problem is not None
+    assert superlink.played == [2, 3, 2]
 
 
 @pytest.mark.parametrize(

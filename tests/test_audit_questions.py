@@ -125,6 +125,37 @@ def test_members_of_an_overfit_model_are_told_from_records_it_never_saw(
 
 
 @pytest.mark.usefixtures("hooks")
+def test_parts_that_are_called_one_behind_the_other_are_one_network(tmp_path: Path) -> None:
+    """As in an autoencoder whose training step calls its encoder, then its decoder."""
+    whole = nn.ModuleDict({"encoder": nn.Linear(6, 2), "decoder": nn.Linear(2, 6)})
+    records, inputs = Records(tmp_path), drawn(8, 6, seed=1)
+    about = SimpleNamespace(message_id="m", dst_node_id=1)
+    content = RecordDict({"arrays": ArrayRecord(whole.state_dict())})
+    sent = copy.deepcopy(whole)
+    optimiser = torch.optim.Adam(whole.parameters())
+    with watching.MessageWatch(records.evaluator, records.model, SimpleNamespace(metadata=about, content=content)) as w:  # type: ignore[arg-type]
+        for batch in inputs.split(4):
+            optimiser.zero_grad()
+            F.mse_loss(whole["decoder"](whole["encoder"](batch)), batch).backward()
+            optimiser.step()
+        with torch.no_grad():
+            F.mse_loss(whole["decoder"](whole["encoder"](2 * inputs)), 2 * inputs)
+    reply: Any = SimpleNamespace(has_error=lambda: False, content=RecordDict())
+    w.keep(reply)
+    recipe = read_recipe(records)
+    assert (recipe["forwards"], recipe["examples"], recipe["batch_sizes"]) == (2, 8, {"4": 2})
+    network = torch.load(records.model, weights_only=False)
+    assert recipe["groups"][0]["names"] == recipe["moved"] == [name for name, _ in network.named_parameters()]
+    assert list(by_name(network.state_dict(), sent.state_dict())) == recipe["moved"]
+    for file, expected in (("m.npz", inputs), ("evaluated-1.npz", 2 * inputs)):
+        examples = read_examples(records.evaluator / file)
+        assert examples is not None
+        outputs = sent["decoder"](sent["encoder"](expected))
+        losses = AppLoss(network, recipe["loss"]).losses(examples)
+        torch.testing.assert_close(losses.float(), F.mse_loss(outputs, expected, reduction="none").mean(1))
+
+
+@pytest.mark.usefixtures("hooks")
 def test_a_loss_inside_of_a_network_called_by_keywords_is_computed_again(tmp_path: Path) -> None:
     """As transformers' networks do, beside a batch norm and a class weight."""
 

@@ -65,6 +65,9 @@ def answer_labels(report: Mapping[str, Any]) -> QuestionAnswer:
         report: As ``report.json`` holds it.
     """
     question = "Which labels?"
+    if not report["recipe"].get("is_asked_to_train", True):
+        sentence = "No client is asked to train a network, so there are no labels of a training to read."
+        return QuestionAnswer(question, "No", sentence)
     labels = {**unanswered()["labels"], **(report.get("labels") or {})}
     rows = [row for row in attack_rows(report) if "labels_right" in row]
     classes = [row for row in attack_rows(report) if row["reveals"] == "classes"]
@@ -100,6 +103,9 @@ def answer_membership(report: Mapping[str, Any]) -> QuestionAnswer:
         report: As ``report.json`` holds it.
     """
     question = "Who was in the data?"
+    if not report["recipe"].get("is_asked_to_train", True) and any(leak.get("in_clear") for leak in report["leaks"]):
+        sentence = "What leaves holds numbers of each record (by rule): whoever knows a record looks it up there."
+        return QuestionAnswer(question, "Yes", f"{sentence} No network is trained, so no score of records was tried.")
     membership = {**unanswered()["membership"], **(report.get("membership") or {})}
     if not membership["answered"]:
         return QuestionAnswer(question, "Not known", _because(membership["why"], report))

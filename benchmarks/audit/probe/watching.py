@@ -11,6 +11,7 @@ import pickle
 import random
 import time
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from functools import wraps
@@ -55,6 +56,11 @@ class MessageWatch:
         self._folder, self._model_file, self._message, self._repeat = folder, model, message, repeat
         self._losses, self._first_loss = 0, 0.0
         self._module: nn.Module | None = None
+        self._parts: list[nn.Module] = []  # that are called one behind the other, as an encoder and its decoder
+        self._last_output: weakref.ref[Tensor] | None = None
+        self._kept: nn.Module | None = None
+        self._versions: dict[str, int] = {}  # of its parameters before the first step, by name
+        self._is_keeper = not model.exists()
         self._batches: list[dict[str, Tensor]] = []
         self._kept_bytes, self._kept_examples, self._forwards = 0, 0, 0
         self._is_kept = False  # the last batch is the last one that is kept
@@ -94,13 +100,22 @@ class MessageWatch:
             arguments: Of the call.
             keywords: Of the call, by name.
         """
-        tensors, self._outputs, self._evaluation = dict(named_tensors([*arguments, keywords])), [], None
+        tensors, self._outputs = dict(named_tensors([*arguments, keywords])), []
+        last_output = None if self._last_output is None else self._last_output()
+        is_next_part = last_output is not None and len(tensors) == 1 and arguments[0] is last_output
         if not module.training or not torch.is_grad_enabled():
-            self._evaluation = tensors
+            self._evaluation = self._evaluation if is_next_part else tensors
             return
-        if self._module is None:
+        self._evaluation = None
+        self._parts = [*self._parts, module] if is_next_part and self._module is not None else [module]
+        begins, self._module = self._module is None, module
+        if len(self._parts) > 1:
+            self._module = nn.Sequential(*self._parts)
+            if not self._optimisers:
+                self._keep_model(self._module)
+            return
+        if begins:
             self._keep_model(module)
-        self._module = module
         self._forwards += 1
         last_pass, examples = current_pass(), main_input(tensors)
         if last_pass is not None and not any(loader_pass is last_pass for loader_pass in self._passes):
@@ -128,6 +143,7 @@ class MessageWatch:
             output: Of the call that was seen last.
         """
         self._outputs = [(name, tensor.detach()) for name, tensor in named_tensors(output, "output")]
+        self._last_output = weakref.ref(output) if isinstance(output, Tensor) else None
         if self._unlinked is not None:
             self._loss["link"], self._unlinked = find_link(self._outputs, self._unlinked), None
 
@@ -275,6 +291,7 @@ class MessageWatch:
                     {name: value for name, value in described.items() if name != "object"}
                     for described in self._optimisers.values()
                 ],
+                "moved": self._moved(),
                 "loss": self._loss,
                 "normalisations": normalisations(),
                 "range": self._range,
@@ -294,6 +311,11 @@ class MessageWatch:
             self._folder.mkdir(parents=True, exist_ok=True)
             np.savez(path, **_arrays(self._evaluated))
 
+    def _moved(self) -> list[str]:
+        """Name the parameters of the kept network that were written to since its first call, as steps do."""
+        named = () if self._kept is None else self._kept.named_parameters()
+        return [name for name, value in named if value._version != self._versions.get(name)]
+
     def _described_passes(self) -> list[dict[str, Any]]:
         """Describe the passes over loaders, one line for all that draw alike."""
         alike = Counter((entry["sampler"], entry["replaces"], entry["rate"]) for entry in self._passes)
@@ -304,11 +326,13 @@ class MessageWatch:
 
     def _keep_model(self, module: nn.Module) -> None:
         """Keep the network as the client found it, before its first step, if nobody kept it before."""
-        if self._model_file.exists():
-            return
         part = matching_part(module, self._message)
-        # A part that is most of the module is a network in a wrapper; a small one is the trained part of a network.
-        bare = copy.deepcopy(part if 2 * count_values(part) > count_values(module) else module)
+        # A part with all parameters is a network in a wrapper; a small one is the trained part of a network.
+        self._kept = part if 2 * count_values(part) > count_values(module) else module
+        self._versions = {name: value._version for name, value in self._kept.named_parameters()}
+        if not self._is_keeper:
+            return
+        bare = copy.deepcopy(self._kept)
         for part in bare.modules():
             for name, value in vars(part).items():
                 if name.endswith("_hooks") and isinstance(value, dict):
