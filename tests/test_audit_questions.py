@@ -84,7 +84,7 @@ def classes_of(node: int) -> Tensor:
 
 
 def answer(updates: list[ClientUpdate], network: nn.Module, records: Records, loss: Mapping[str, Any]) -> Any:
-    return judge_membership([(network.eval(), updates)], records, loss)
+    return judge_membership([(network.eval(), updates)], records, {"loss": loss})
 
 
 def entropy(output: Tensor, target: Tensor) -> Tensor:

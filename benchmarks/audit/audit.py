@@ -275,7 +275,7 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
         report["not_tested"].append(f"attacks on uploads: {error}")
         return
     report["labels"] = judge_labels([_label_case(case) for case in attacked if case.is_of_network], records, recipe)
-    report["membership"] = judge_membership(_updates_of_rounds(attacked), records, recipe["loss"])
+    report["membership"] = judge_membership(_updates_of_rounds(attacked), records, recipe)
     # Where nothing leaks, of the last round: in the first one a head may still be zero, which no gradient passes.
     worst = max(reversed(attacked), key=lambda case: case.best_recovery)
     network = worst.network

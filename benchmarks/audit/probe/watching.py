@@ -30,7 +30,7 @@ from .losses import DIGEST_BYTES, LOSSES, describe_loss, digest, find_link, main
 from .matching import change_sent, count_values, matching_part
 from .sampling import current_pass, normalisations, private_optimisers, watch_sampling
 
-KEPT_EXAMPLES = 64  # of one training message
+KEPT_EXAMPLES = 256  # different ones of a training message
 KEPT_BYTES = 2**28
 KEPT_EVALUATED, KEPT_EVALUATED_BYTES = 1100, 2**26  # of what a client evaluates with
 SAMPLED, OUTLIERS = 100_000, 0.002  # values of a batch that its range is read from, and the share that it may leave out
@@ -63,6 +63,7 @@ class MessageWatch:
         self._is_keeper = not model.exists()
         self._batches: list[dict[str, Tensor]] = []
         self._kept_bytes, self._kept_examples, self._forwards = 0, 0, 0
+        self._is_kept = False  # the last batch is the last one that is kept
         self._sizes: list[int] = []
         self._optimisers: dict[int, dict[str, Any]] = {}  # by identity
         self._second_order = 0  # gradients that were computed to be differentiated again
@@ -120,7 +121,8 @@ class MessageWatch:
         if last_pass is not None and not any(loader_pass is last_pass for loader_pass in self._passes):
             self._passes.append(last_pass)
         self._sizes.append(0 if examples is None else len(examples))
-        self._examples |= {digest(example) for example in (() if examples is None else examples)}
+        new = {digest(example) for example in (() if examples is None else examples)} - self._examples
+        self._examples |= new
         for tensor in tensors.values():
             if tensor.ndim == 4 and tensor.numel():
                 values = tensor.detach().flatten()[:: max(1, tensor.numel() // SAMPLED)].cpu().float().numpy()
@@ -128,9 +130,11 @@ class MessageWatch:
                 lowest, highest = self._range or (low, high)
                 self._range = (min(float(low), float(lowest)), max(float(high), float(highest)))
         size = sum(tensor.nbytes for tensor in tensors.values())
-        if self._kept_examples < KEPT_EXAMPLES and self._kept_bytes + size <= KEPT_BYTES:
+        has_room = self._kept_examples < KEPT_EXAMPLES and self._kept_bytes + size <= KEPT_BYTES
+        self._is_kept = has_room and (bool(new) or not self._batches)
+        if self._is_kept:
             self._batches.append({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
-            self._kept_bytes, self._kept_examples = self._kept_bytes + size, self._kept_examples + self._sizes[-1]
+            self._kept_bytes, self._kept_examples = self._kept_bytes + size, self._kept_examples + len(new)
 
     def see_output(self, output: Any) -> None:
         """Keep what a call returned until its loss is computed.
@@ -173,7 +177,7 @@ class MessageWatch:
                 self._unlinked = None if self._outputs else loss_input.detach()
         if isinstance(target, Tensor):
             self._count_labels(target)
-            if self._batches and len(self._batches) == len(self._sizes):
+            if self._is_kept:
                 self._batches[-1].setdefault("target", target.detach().cpu().clone())
 
     def _count_labels(self, target: Tensor) -> None:
