@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -135,11 +136,16 @@ def test_parts_that_are_called_one_behind_the_other_are_one_network(tmp_path: Pa
     content = RecordDict({"arrays": ArrayRecord(whole.state_dict())})
     sent = copy.deepcopy(whole)
     optimiser = torch.optim.Adam(whole.parameters())
+
+    def loss(batch: Tensor) -> float:
+        optimiser.zero_grad()
+        value = F.mse_loss(whole["decoder"](whole["encoder"](batch)), batch)
+        value.backward()
+        return float(value)
+
     with watching.MessageWatch(records.evaluator, records.model, SimpleNamespace(metadata=about, content=content)) as w:  # type: ignore[arg-type]
         for batch in inputs.split(4):
-            optimiser.zero_grad()
-            F.mse_loss(whole["decoder"](whole["encoder"](batch)), batch).backward()
-            optimiser.step()
+            optimiser.step(partial(loss, batch))  # the step begins before the forward pass, as in Lightning
         with torch.no_grad():
             F.mse_loss(whole["decoder"](whole["encoder"](2 * inputs)), 2 * inputs)
     reply: Any = SimpleNamespace(has_error=lambda: False, content=RecordDict())

@@ -111,7 +111,7 @@ class MessageWatch:
         begins, self._module = self._module is None, module
         if len(self._parts) > 1:
             self._module = nn.Sequential(*self._parts)
-            if not self._optimisers:
+            if not self._losses:
                 self._keep_model(self._module)
             return
         if begins:
@@ -217,7 +217,13 @@ class MessageWatch:
             stated["noise_multiplier"] = min(stated["noise_multiplier"], float(private.noise_multiplier))
         if id(optimiser) not in self._optimisers:
             self._private += private_optimisers(optimiser)
-            self._optimisers[id(optimiser)] = {"object": optimiser, **self._described(optimiser)}
+            self._optimisers[id(optimiser)] = {
+                "object": optimiser,
+                "name": type(optimiser).__name__,
+                "is_of_torch": type(optimiser).__module__.startswith("torch.optim"),
+                "is_new": not any(optimiser.state.values()),
+                "steps": [],
+            }
         steps = self._optimisers[id(optimiser)]["steps"]
         rules = [
             {name: float(group[name]) for name in RULE if isinstance(group.get(name), (int, float, Tensor))}
@@ -228,18 +234,20 @@ class MessageWatch:
         else:
             steps.append([1, rules])
 
-    def _described(self, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
-        """Describe an optimiser before its first step in this message."""
+    def _described_optimisers(self) -> list[dict[str, Any]]:
+        """Describe the optimisers that took steps, their parameters by name; a step may begin before any call."""
         module = None if self._module is None else matching_part(self._module, self._message)
         names = {} if module is None else {id(value): name for name, value in module.named_parameters()}
-        groups = [[names.get(id(value), "") for value in group["params"]] for group in optimiser.param_groups]
-        return {
-            "name": type(optimiser).__name__,
-            "is_of_torch": type(optimiser).__module__.startswith("torch.optim"),
-            "is_new": not any(optimiser.state.values()),
-            "groups": groups,
-            "steps": [],
-        }
+        return [
+            {
+                **{name: value for name, value in described.items() if name != "object"},
+                "groups": [
+                    [names.get(id(value), "") for value in group["params"]]
+                    for group in described["object"].param_groups
+                ],
+            }
+            for described in self._optimisers.values()
+        ]
 
     def keep(self, reply: Message) -> None:
         """Leave everything for the evaluator.
@@ -287,10 +295,7 @@ class MessageWatch:
                 "labels": self._labels,
                 "first_loss": self._first_loss,
                 "repeat": self._repeat,
-                "optimisers": [
-                    {name: value for name, value in described.items() if name != "object"}
-                    for described in self._optimisers.values()
-                ],
+                "optimisers": self._described_optimisers(),
                 "moved": self._moved(),
                 "loss": self._loss,
                 "normalisations": normalisations(),
