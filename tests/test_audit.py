@@ -286,6 +286,10 @@ def test_local_dp_is_read_from_the_app_and_held_against_the_noise(
 
 
 def test_arrays_without_names_are_named_by_their_order() -> None:
+    state = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 2)).state_dict()
+    body = by_name(state, {"0": torch.ones(2, 3), "1": torch.zeros(2), "4": torch.ones(2)})
+    assert list(body) == ["0.weight", "0.bias", "1.running_mean"]
+    assert list(by_name(state, {"0": torch.ones(2)})) == ["0"]  # several have its shape
     named = by_name(nn.Linear(3, 2).state_dict(), {"0": torch.ones(2, 3), "1": torch.zeros(2)})
     assert set(named) == {"weight", "bias"}
 

@@ -147,7 +147,7 @@ def _parallel_rows(search: "_Search") -> Tensor:
     pairs = sines < limits
     directions: list[Tensor] = []
     if float(limits.pow(search.rank - 1).sum()) > BY_CHANCE:
-        return units.new_zeros(0, units.shape[1])
+        return search.factor[:0]
     free = torch.ones(len(units), dtype=torch.bool, device=units.device)
     for place in pairs.sum(1).argsort(descending=True).tolist():
         members = pairs[place] & free

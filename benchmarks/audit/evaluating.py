@@ -313,7 +313,8 @@ def summarise_records(rows: Sequence[Mapping[str, Any]], reasons: Mapping[str, s
             "came_back": 0, "of": 0, "attack": None, "kind": "pictures", "best": None, "floor": None, "unit": "dB",
             "why": why,
         }  # fmt: skip
-    return {**max(candidates, key=_worth), "why": None}
+    strongest: dict[str, Any] = max(candidates, key=_worth)
+    return {**strongest, "why": None}
 
 
 def returned_levels(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -346,7 +347,7 @@ def _returned(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def _worth(candidate: Mapping[str, Any]) -> tuple[int, bool, int, float]:
+def _worth(candidate: dict[str, Any]) -> tuple[int, bool, int, float]:
     """Rank what came back: whole records before features, then how many, then how well."""
     is_whole, best = candidate["kind"] != "features", float(candidate["best"])
     level = 1 + is_whole if candidate["came_back"] else 0

@@ -116,7 +116,9 @@ def load_network(path: Path, code: Path) -> nn.Module:
 
 
 def by_name(state: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Name arrays as a network's state does: by name, in order of all its shapes, else by name in a part or a wrapper.
+    """Name arrays as a network's state does: by name, by their order in it, else by name in a part or a wrapper.
+
+    Numbers are places in the state, counted from the only place that has such shapes.
 
     Args:
         state: Of the network, in its order.
@@ -127,6 +129,8 @@ def by_name(state: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> dict[s
     values = list(arrays.values())
     if [tuple(value.shape) for value in values] == [tuple(value.shape) for value in state.values()]:
         return dict(zip(state, values, strict=True))
+    if all(name.isdigit() for name in arrays) and (numbered := _by_number(state, arrays)):
+        return numbered
     endings = {
         name: [key for key in state if key.endswith(f".{name}") and state[key].shape == value.shape]
         for name, value in arrays.items()
@@ -140,6 +144,16 @@ def by_name(state: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> dict[s
         _only([key for key in bare.get(_bare(name), []) if state[key].shape == value.shape], name): value
         for name, value in arrays.items()
     }
+
+
+def _by_number(state: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Name numbered arrays by the run of the state's tensors that has their shapes; empty where not exactly one has."""
+    keys, matches = list(state), []
+    for first in range(len(keys) - max(map(int, arrays), default=0)):
+        run = {keys[first + int(number)]: value for number, value in arrays.items()}
+        if all(state[name].shape == value.shape for name, value in run.items()):
+            matches.append(run)
+    return matches[0] if len(matches) == 1 else {}
 
 
 def _only(matches: Sequence[str], name: str) -> str:
