@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedmjp.defences import DEFENCES
-from fedmjp.defences.accounting import composed_epsilon, noise_multiplier
+from fedmjp.defences.accounting import composed_epsilon
 from fedmjp.defences.base import Client, Defence, Drawn
 from fedmjp.defences.gaussian import Gaussian
 from fedmjp.defences.jigsaw import Jigsaw
