@@ -30,11 +30,12 @@ from fedmjp.benchmarks.audit.attacking import Attempt, attempt_all
 from fedmjp.benchmarks.audit.cheating import play_servers
 from fedmjp.benchmarks.audit.control import make_control
 from fedmjp.benchmarks.audit.evaluating import Private, read_private, scored
-from fedmjp.benchmarks.audit.network import Network, by_name, take_in
+from fedmjp.benchmarks.audit.network import Network, by_name, draw_unsent, take_in
 from fedmjp.benchmarks.audit.probe import mods
 from fedmjp.benchmarks.audit.protections import read_mods, verify
 from fedmjp.benchmarks.audit.recipe import unreadable
-from fedmjp.benchmarks.audit.running import Records, RunOptions, play, said_of
+from fedmjp.benchmarks.audit.running import Records, RunOptions, count_in_error, play, said_of
+from fedmjp.benchmarks.audit.sums import UNEVEN, spread_of_masks
 from fedmjp.benchmarks.audit.wire import Answer
 from fedmjp.clients.mods import defence_mod
 from fedmjp.errors import AppError, BadInputError
@@ -286,12 +287,77 @@ def test_local_dp_is_read_from_the_app_and_held_against_the_noise(
 
 
 def test_arrays_without_names_are_named_by_their_order() -> None:
-    state = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 2)).state_dict()
-    body = by_name(state, {"0": torch.ones(2, 3), "1": torch.zeros(2), "4": torch.ones(2)})
-    assert list(body) == ["0.weight", "0.bias", "1.running_mean"]
-    assert list(by_name(state, {"0": torch.ones(2)})) == ["0"]  # several have its shape
     named = by_name(nn.Linear(3, 2).state_dict(), {"0": torch.ones(2, 3), "1": torch.zeros(2)})
     assert set(named) == {"weight", "bias"}
+
+
+def test_a_part_without_names_is_named_by_its_only_place_and_what_is_never_sent_is_drawn_anew() -> None:
+    body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 6))
+    network = nn.Sequential(body, nn.Linear(6, 2))
+    for values in (body.state_dict(), dict(body.named_parameters())):
+        floating = [value for value in values.values() if value.is_floating_point()]
+        named = by_name(network.state_dict(), {str(place): value for place, value in enumerate(floating)})
+        assert all(named[f"0.{name}"] is value for name, value in values.items() if value.is_floating_point())
+    head = network[1].weight.detach().clone()
+    assert draw_unsent(network, named.keys(), ["0.0.weight", "1.weight", "1.bias"]) == ["1.weight", "1.bias"]
+    assert not torch.equal(network[1].weight, head)
+    assert float(network[1].weight.detach().abs().max()) < 6**-0.5
+    twice = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    assert set(by_name(twice.state_dict(), {"0": torch.ones(3, 3), "1": torch.ones(3)})) == {"0", "1"}
+    assert draw_unsent(twice, {"0"}, ["0.weight"]) == []  # nobody knows which tensor was sent
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "count"),
+    [
+        ("The number of feature splits must equal the number of nodes (got 3 vs. 2).", 2, 3),
+        ("expected 5 clients but 2 connected", 2, 5),
+        ("expected 5 clients but 2 connected in round 1", 2, None),
+        ("mat1 and mat2 shapes cannot be multiplied (2x5 and 3x5)", 2, None),
+        ("a client sent 3 rows", 2, None),
+        ("2 clients reached 0.5 of the sum", 2, None),
+        ("4000 clients are wanted, 2 are there", 2, None),
+    ],
+)
+def test_the_number_of_clients_is_read_from_an_error_that_names_both(text: str, number: int, count: int | None) -> None:
+    assert count_in_error(text, number) == count
+
+
+class FailingSuperLink:
+    """A SuperLink whose run fails but with as many clients as its README says."""
+
+    def __init__(self, home: Path, records: Records) -> None:
+        self.home, self.records, self.played = home, records, list[int]()
+
+    def submit(self, _copy: object, _config: object, federation: str) -> str:
+        settings = self.records.code.parent / "bundle" / "fedmjp_audit" / "server.json"
+        self.played.append(int(json.loads(settings.read_text())["clients"]))
+        return "1"
+
+    def log(self, _run: str) -> Iterator[str]:
+        chain = [{"type": "KeyError", "text": "'part'", "module": ""}]
+        problem = {"where": "client", "chain": chain, "traceback": "", "time": 1.0}
+        if self.played[-1] == 2:
+            (self.records.evaluator / "problems.jsonl").write_text(json.dumps(problem))
+        else:
+            line = {"way": "up", "type": "query", "reply_to": "b", "records": {"a": {}}}
+            (self.records.server / "wire.jsonl").write_text(json.dumps(line))
+        yield ""
+
+    def status(self, _run: str) -> str:
+        return "finished:completed"
+
+
+def test_an_app_that_fails_runs_once_more_with_the_clients_of_its_readme(tmp_path: Path) -> None:
+    folder = vit_app(tmp_path / "app", batch=1)
+    (folder / "README.md").write_text("[superlink.local]\noptions.num-supernodes = 3\n")
+    records = Records(tmp_path / "audit")
+    superlink: Any = FailingSuperLink(tmp_path, records)
+    settings = {"rounds": 1, "stand_in": False, "pictures": ""}
+    run = play(superlink, read_app(folder), records, settings, RunOptions(limit=5))
+    assert (superlink.played, run.problem) == ([2, 3], None)
+    assert play(superlink, read_app(folder), records, settings, RunOptions(limit=5, clients=2)).problem is not None
+    assert superlink.played == [2, 3, 2]
 
 
 @pytest.mark.parametrize(
@@ -404,7 +470,7 @@ def masked_round(root: Path, *, weights: list[float], noise: float, in_clear: bo
         np.savez(records.evaluator / f"1-{node}-trained.npz", layer=start + step)
         mask = 0 if in_clear else generator.integers(0, 2**32, size=start.shape)
         content = io.BytesIO()
-        np.save(content, ((start + step + 8) * 2**18).astype(np.int64) + mask)
+        np.save(content, (((start + step + 8) * 2**18).astype(np.int64) + mask) % 2**32)
         values = {"masked_params": [in_bytes(content.getvalue())]}
         answer = {"way": "up", "type": "train", "round": 1, "id": "a", "reply_to": f"1-{node}", "node": node}
         lines.append({**answer, "records": {"configs": {"kind": "config", "values": values}}})
@@ -428,6 +494,15 @@ def test_a_secure_sum_is_told_from_what_only_looks_like_one(
     found = verify(masked_round(tmp_path / "audit", weights=weights, noise=noise, in_clear=in_clear), {}, [])
     assert [(one.protection, one.verified) for one in found] == [("secure sum", verified)]
     assert said in found[0].said
+    if verified != "no":
+        assert "spread evenly over their modulus" in found[0].said
+
+
+def test_integers_of_masks_are_even_over_their_modulus_and_others_are_not(tmp_path: Path) -> None:
+    for in_clear in (False, True):
+        records = masked_round(tmp_path / str(in_clear), weights=[0.5, 0.5, 0.5], noise=0.0, in_clear=in_clear)
+        assert (float(spread_of_masks(records) or 0.0) > UNEVEN) is not in_clear
+    assert spread_of_masks(Records(tmp_path)) is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 import json
 import sys
+import tarfile
+import urllib.request
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +22,7 @@ from PIL import Image
 from torch import nn
 from torchvision.models import _api
 
-from fedmjp.benchmarks.audit.probe import stand_ins
+from fedmjp.benchmarks.audit.probe import stand_ins, tables
 from fedmjp.facade import bundled_pictures
 from fedmjp.seeds import scoped_randomness
 
@@ -65,6 +68,48 @@ def test_a_table_has_the_columns_that_the_code_names(given: Path, monkeypatch: p
     assert set(frame["client_id"]) == {0, 1}
     assert {"Glucose", "Outcome"} < set(pd.read_csv("/nowhere/diabetes.csv").columns)
     assert list(pd.read_csv("/nowhere/ward.csv", names=["age", "relapse"]).columns) == ["age", "relapse"]
+
+
+@pytest.mark.parametrize(
+    ("code", "classes"),
+    [("UNIQUE_LABELS = [0, 1, 2]", 3), ("net = Net(num_classes=4)", 4), ("n_classes = 3\nclasses = ['a', 'b']", None)],
+)
+def test_a_table_has_as_many_classes_as_the_code_says(given: Path, code: str, classes: int | None) -> None:
+    (given / "code").mkdir()
+    (given / "code" / "task.py").write_text(f"{code}\nFEATURES = ['width']\nx, y = data[FEATURES], data['species']\n")
+    assert tables.read_classes(given / "code") == classes
+    drawn = tables.read_columns(given / "code").draw(2000, 2, 0)["species"]
+    counts = np.bincount(drawn)
+    assert len(counts) == (classes or 2)
+    assert (np.diff(counts) < 0).all()
+    expected = (
+        [0.65, 0.35] if classes is None else (1 / np.arange(1, classes + 1)) / (1 / np.arange(1, classes + 1)).sum()
+    )
+    np.testing.assert_allclose(counts / 2000, expected, atol=0.04)
+    assert set(tables.find_known("iris").draw(500, 2, 0)["Species"]) == {0, 1, 2}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("url", "opens"), [("https://a.b/MedNIST.tar.gz", tarfile.open), ("https://a.b/c.zip?d=1", zipfile.ZipFile)]
+)
+def test_an_archive_that_an_app_fetches_has_a_folder_of_pictures_for_each_class(
+    given: Path, monkeypatch: pytest.MonkeyPatch, url: str, opens: Any
+) -> None:
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(urllib.request, "urlretrieve", refuse)
+    stand_ins._archives()
+    name, classes, side = ("MedNIST", 6, 64) if opens is tarfile.open else ("c", 10, 224)
+    with urllib.request.urlopen(url) as response:
+        content = response.read()
+    urllib.request.urlretrieve(url, given / "fetched")
+    assert (given / "fetched").read_bytes() == content
+    with opens(given / "fetched") as archive:
+        archive.extractall(given)
+    folder = torchvision.datasets.ImageFolder(str(given / (name)))
+    assert len(folder.classes) == classes
+    assert folder[0][0].size == (side, side)
+    with pytest.raises(ConnectionError):
+        urllib.request.urlopen("https://a.b/c.json")
 
 
 def noted(folder: Path) -> Iterator[dict[str, str]]:

@@ -26,6 +26,7 @@ CONNECTS = {
     "both": re.compile(r"\bstart_simulation\s*\("),
 }
 ENLARGES = re.compile(r"Resize|ImageProcessor|\.transforms\(\)")
+SUPERNODES = re.compile(r"num[-_]supernodes\s*[=:]\s*[\"']?(\d+)")
 QUOTED = re.compile(r"""["']([A-Za-z_][\w-]{0,40})["']""")
 
 
@@ -49,6 +50,13 @@ class App:
     def literals(self) -> list[str]:
         """List words that its code has in quotes, such as the columns of its data set."""
         return sorted(set(QUOTED.findall(self.code)))
+
+    @property
+    def stated_clients(self) -> int | None:
+        """Return how many simulated clients its own pyproject.toml or README runs it with; None if neither says."""
+        paths = [path for name in ("pyproject.toml", "README.md") if (path := self.folder / name).is_file()]
+        texts = "\n".join(path.read_text(errors="replace") for path in paths)
+        return min(map(int, SUPERNODES.findall(texts)), default=None)
 
     @property
     def enlarges(self) -> bool:

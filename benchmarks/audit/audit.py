@@ -1,7 +1,7 @@
 """One audit from an app's folder to a report: run it, attack what it sent, hold it against what it was made of."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from fedmjp.benchmarks.audit.evaluating import (
 )
 from fedmjp.benchmarks.audit.labels import LabelCase, judge_labels
 from fedmjp.benchmarks.audit.membership import ClientUpdate, judge_membership
-from fedmjp.benchmarks.audit.network import Network, by_name, load_network, take_in
+from fedmjp.benchmarks.audit.network import Network, by_name, draw_unsent, load_network, take_in
 from fedmjp.benchmarks.audit.noise import Repeats, measure_change, measure_repeats
 from fedmjp.benchmarks.audit.protections import read_mods, verify
 from fedmjp.benchmarks.audit.recipe import (
@@ -42,7 +42,7 @@ from fedmjp.benchmarks.audit.recipe import (
     threat_of,
     unreadable,
 )
-from fedmjp.benchmarks.audit.running import AppRun, Records, RunOptions, one_line, play
+from fedmjp.benchmarks.audit.running import AppRun, Records, RunOptions, lines, one_line, play
 from fedmjp.benchmarks.audit.wire import Answer, leaves, read_answers, server_controls
 from fedmjp.benchmarks.audit.wording import figure
 from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
@@ -194,7 +194,7 @@ def examine(
         "network_uploads": any(answer.kind in ("weights", "gradient") for answer in answers),
     }
     findings = Findings(report, run.log)
-    report["leaks"] += [*_one_per_record(records.wire()), *_private_in_clear(records, answers, report)]
+    report["leaks"] += [*_one_per_record(records), *_private_in_clear(records, answers, report)]
     report["protections"] = [asdict(protection) for protection in verify(records, recipe, answers)]
     if recipe["trains"]:
         on_stage("attacks on what was sent")
@@ -246,15 +246,18 @@ def _clear(message: str, record: str, value: str, correlation: float) -> dict[st
     }
 
 
-def _one_per_record(wire: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _one_per_record(records: Records) -> list[dict[str, Any]]:
     """Name arrays in answers to any message that have a row for each record, by rule."""
+    wire = records.wire()
     questions = {line["id"]: line for line in wire if line["way"] == "down"}
+    entering = {int(line["node"]): max(line["sizes"], default=0) for line in lines(records.evaluator / "seen.jsonl")}
     leaks: dict[str, dict[str, Any]] = {}
     for line in wire:
-        question = questions.get(line.get("reply_to", ""), {})
-        for record, name, count in verbatim.find_one_per_record(line, question) if line["way"] == "up" else ():
-            what = f"the answer to {line['type']} holds a number for each record: {name} of {record}"
-            evidence = f"by rule: it has as many rows as the same answer counts, {count}; values were not compared"
+        question, entered = questions.get(line.get("reply_to", ""), {}), entering.get(int(line["node"]), 0)
+        arrays = verbatim.find_one_per_record(line, question, entered) if line["way"] == "up" else ()
+        for record, name, count in arrays:
+            what = f"the answer to {line['type']} holds a row for each record: {name} of {record}"
+            evidence = f"by rule: it has as many rows as {count}; values were not compared"
             leaks.setdefault(what, {"what": what, "evidence": evidence, "in_clear": True})
     return list(leaks.values())
 
@@ -264,6 +267,8 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
     report, recipe = findings.report, findings.report["recipe"]
     if not answers:
         report["not_tested"].append("attacks on uploads: answers hold no arrays that could be kept")
+        for question in ("labels", "membership"):
+            report[question]["why"] = "no answer to training holds arrays that could be read"
         return
     rounds, repeats = sorted({answer.server_round for answer in answers}), measure_repeats(records, answers)
     try:
@@ -278,7 +283,7 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
         report["not_tested"].append(f"attacks on uploads: {error}")
         return
     report["labels"] = judge_labels([_label_case(case) for case in attacked if case.is_of_network], records, recipe)
-    report["membership"] = judge_membership(_updates_of_rounds(attacked), records, recipe["loss"])
+    report["membership"] = judge_membership(_updates_of_rounds(attacked), records, recipe)
     # Where nothing leaks, of the last round: in the first one a head may still be zero, which no gradient passes.
     worst = max(reversed(attacked), key=lambda case: case.best_recovery)
     network = worst.network
@@ -357,8 +362,11 @@ def _attack_round(
     module = load_network(records.model, records.code)
     sent = by_name(module.state_dict(), answers[0].sent)
     record = torch.zeros_like(private.entered[0][0]) if private and private.entered else None
+    unsent = draw_unsent(module, sent.keys(), recipe["moved"])
     network = take_in(module, sent, mean=mean, std=std, side=max(side, 1), record=record)
-    return [_attack_answer(answer, network, records, repeats) for answer in answers[:ATTACKED]]
+    attacked = [_attack_answer(answer, network, records, repeats) for answer in answers[:ATTACKED]]
+    sentence = f"{', '.join(unsent)} are trained and never sent, so attacks take drawn ones" if unsent else None
+    return [replace(case, departure=case.departure or sentence) for case in attacked]
 
 
 def _label_case(case: Attacked) -> LabelCase:

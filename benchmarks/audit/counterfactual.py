@@ -1,13 +1,12 @@
 """What would come back of fewer records and steps: the app's own step, run again on records that hooks saw."""
 
-import copy
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedmjp.benchmarks.audit.app_loss import AppLoss, Examples
 from fedmjp.benchmarks.audit.attacking import attempt_all
@@ -17,6 +16,7 @@ from fedmjp.benchmarks.audit.labels import LabelCase, count_update
 from fedmjp.benchmarks.audit.membership import COSINE, Scorer
 from fedmjp.benchmarks.audit.network import Network
 from fedmjp.benchmarks.audit.recipe import as_one_group, threat_of, unreadable
+from fedmjp.benchmarks.audit.rerunning import resize_recipe, run_steps
 from fedmjp.errors import BadInputError, FedmjpError
 
 SIZES = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (8, 1), (1, 8), (16, 1), (1, 16))  # records, steps on all of them
@@ -64,12 +64,8 @@ def trace_curve(rerun: Rerun) -> list[dict[str, Any]]:
 
 def _attack_size(rerun: Rerun, scorer: Scorer | None, pictures: int, steps: int) -> dict[str, Any]:
     batch, module = rerun.examples[:pictures], rerun.network.module
-    groups = [{**group, "is_new": True, "steps": [[steps, group["steps"][0][1]]]} for group in rerun.recipe["groups"]]
-    recipe = {
-        **rerun.recipe, "steps": steps, "forwards": steps, "examples": pictures, "batch_size": pictures,
-        "groups": groups,
-    }  # fmt: skip
-    change = _run_steps(module, batch, recipe, rerun.kind)
+    recipe = resize_recipe(rerun.recipe, pictures, pictures, steps)
+    change = run_steps(module, batch, recipe, rerun.kind)
     threat, why = threat_of(recipe, rerun.kind), unreadable(recipe, rerun.kind)
     update = as_one_group(change, module.state_dict(), recipe) if rerun.kind == "weights" and why is None else change
     whole = rerun.private
@@ -94,7 +90,7 @@ def _attack_size(rerun: Rerun, scorer: Scorer | None, pictures: int, steps: int)
     return {
         "pictures": pictures,
         "steps": steps,
-        "labels_right": _labels_right(case, private.labels, recipe["loss"]),
+        "labels_right": _labels_right(case, private.labels, recipe),
         "membership_auc": auc,
         "best": records["best"] if records["attack"] else None,
         "unit": records["unit"],
@@ -104,38 +100,13 @@ def _attack_size(rerun: Rerun, scorer: Scorer | None, pictures: int, steps: int)
     }
 
 
-def _labels_right(case: LabelCase, labels: Tensor | None, loss: Mapping[str, Any]) -> float | None:
+def _labels_right(case: LabelCase, labels: Tensor | None, recipe: Mapping[str, Any]) -> float | None:
     """Count labels and return the share that is right; None where nothing tells them."""
     if labels is None:
         return None
     try:
-        counts, _ = count_update(case, len(labels), loss)
+        counts, _ = count_update(case, len(labels), recipe)
     except FedmjpError:
         return None
     true = torch.bincount(labels, minlength=len(counts))
     return round(float(torch.minimum(counts, true[: len(counts)]).sum()) / len(labels), 4)
-
-
-def _run_steps(module: nn.Module, batch: Examples, recipe: Mapping[str, Any], kind: str) -> dict[str, Tensor]:
-    """Run the app's steps on a batch and return the gradient, or the change of all that floats."""
-    trained = copy.deepcopy(module).train()
-    loss, parameters = AppLoss(trained, recipe["loss"]), dict(trained.named_parameters())
-    factor = len(batch) if recipe["loss"]["reduction"] == "sum" else 1
-    if kind == "gradient":
-        return {name: factor * gradient for name, gradient in loss.gradient(batch).items()}
-    groups, kinds = recipe["groups"], {group["optimiser"] for group in recipe["groups"]}
-    if len(kinds) != 1 or not all(group["is_known"] for group in groups):
-        raise BadInputError("the app's optimisers are not torch's, or several")
-    members = [[parameters[name] for name in group["names"] if name in parameters] for group in groups]
-    for parameter in parameters.values():
-        parameter.requires_grad_(any(parameter is member for group in members for member in group))
-    parts = [{"params": group, **rules["steps"][0][1]} for group, rules in zip(members, groups, strict=True) if group]
-    optimiser: torch.optim.Optimizer = getattr(torch.optim, kinds.pop())(parts, lr=0.01)
-    for _ in range(recipe["steps"]):
-        optimiser.zero_grad()
-        torch.autograd.backward(factor * loss.of_batch(batch).mean())
-        optimiser.step()
-    state = module.state_dict()
-    return {
-        name: value.detach() - state[name] for name, value in trained.state_dict().items() if value.is_floating_point()
-    }

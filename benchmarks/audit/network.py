@@ -1,7 +1,9 @@
 """The app's own network as attacks take it: whole, its entrance or its head alone, or the layers of any module."""
 
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +22,7 @@ from fedmjp.models.layers import LayeredNetwork
 from fedmjp.models.roles import roles_of_tensors
 from fedmjp.models.sent import SentWeights
 from fedmjp.records import Upload, weights_digest
+from fedmjp.seeds import torch_generator
 from fedmjp.threat import ThreatModel
 
 # Parts of names that wrappers add: PEFT leaves some of them out of what it sends.
@@ -116,9 +119,7 @@ def load_network(path: Path, code: Path) -> nn.Module:
 
 
 def by_name(state: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Name arrays as a network's state does: by name, by their order in it, else by name in a part or a wrapper.
-
-    Numbers are places in the state, counted from the only place that has such shapes.
+    """Name arrays as a network's state does: by name, by the order of shapes, else by name in a part or a wrapper.
 
     Args:
         state: Of the network, in its order.
@@ -126,11 +127,8 @@ def by_name(state: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> dict[s
     """
     if set(arrays) <= set(state):
         return dict(arrays)
-    values = list(arrays.values())
-    if [tuple(value.shape) for value in values] == [tuple(value.shape) for value in state.values()]:
-        return dict(zip(state, values, strict=True))
-    if all(name.isdigit() for name in arrays) and (numbered := _by_number(state, arrays)):
-        return numbered
+    if (ordered := _in_order(state, arrays)) is not None:
+        return ordered
     endings = {
         name: [key for key in state if key.endswith(f".{name}") and state[key].shape == value.shape]
         for name, value in arrays.items()
@@ -146,14 +144,45 @@ def by_name(state: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> dict[s
     }
 
 
-def _by_number(state: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Name numbered arrays by the run of the state's tensors that has their shapes; empty where not exactly one has."""
-    keys, matches = list(state), []
-    for first in range(len(keys) - max(map(int, arrays), default=0)):
-        run = {keys[first + int(number)]: value for number, value in arrays.items()}
-        if all(state[name].shape == value.shape for name, value in run.items()):
-            matches.append(run)
-    return matches[0] if len(matches) == 1 else {}
+def _in_order(state: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """Name arrays by the only place where their shapes stand one after another in a state; None if there is none.
+
+    Numbered arrays may be those of a part, such as a body without its head; of named ones all shapes must agree.
+    Counters are no part of an update, and running statistics none of an optimiser's parameters.
+    """
+    shapes = [tuple(array.shape) for array in arrays.values()]
+    floating = [name for name in state if state[name].is_floating_point()]
+    for keys in (list(state), floating, [name for name in floating if "running_" not in name]):
+        own = [tuple(state[name].shape) for name in keys]
+        places = [place for place in range(len(own)) if own[place : place + len(shapes)] == shapes]
+        if len(places) == 1 and (len(own) == len(shapes) or all(name.isdigit() for name in arrays)):
+            return dict(zip(keys[places[0] :], arrays.values(), strict=False))
+    return None
+
+
+def draw_unsent(module: nn.Module, sent: AbstractSet[str], trained: Collection[str]) -> list[str]:
+    """Draw parameters anew that clients train and never send, such as a personal head: no server knows them.
+
+    Args:
+        module: The app's; its weights are replaced.
+        sent: Names of the tensors that the server sends.
+        trained: Names of the parameters that an optimiser steps.
+
+    Returns:
+        Names of what was drawn.
+    """
+    parameters, generator = dict(module.named_parameters()), torch_generator(0, "unsent parameters")
+    is_read = bool(sent) and sent <= module.state_dict().keys()  # else what was sent may have other names
+    unsent = [name for name in trained if is_read and name in parameters and name not in sent]
+    with torch.no_grad():
+        for name in unsent:
+            weight = parameters.get(f"{name.rpartition('.')[0]}.weight", parameters[name])
+            if weight.ndim > 1:  # as torch draws linear layers and convolutions
+                bound = 1 / math.sqrt(weight[0].numel())
+                parameters[name].uniform_(-bound, bound, generator=generator)
+            else:
+                parameters[name].fill_(float(name.endswith("weight")))
+    return unsent
 
 
 def _only(matches: Sequence[str], name: str) -> str:

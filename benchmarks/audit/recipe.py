@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fedmjp.attacks.adamw import EPSILON
-from fedmjp.benchmarks.audit.running import Records, lines
+from fedmjp.benchmarks.audit.running import Records, answers_with_data, lines
 from fedmjp.step import SgdRule, UnrolledSgd, unroll_sgd
 from fedmjp.tensors import without_decay
 from fedmjp.threat import ThreatModel
@@ -31,7 +31,9 @@ def read_recipe(records: Records, message: str | None = None) -> dict[str, Any]:
     watched = lines(records.evaluator / "seen.jsonl")
     trained = [line for line in watched if line["forwards"] and line["repeat"] is None]
     if not trained:
-        return {"trains": False, "why": "no hook saw a network being trained with torch"}
+        asked = any(line["type"].startswith("train") for line in records.wire()) or not answers_with_data(records)
+        why = "no hook saw a network being trained with torch" if asked else "no client is asked to train a network"
+        return {"trains": False, "is_asked_to_train": asked, "why": why}
     first = next((line for line in trained if line["id"] == message), trained[0])
     groups = _parameter_groups(first)
     rules = [rule for group in groups for _, rule in group["steps"]]
@@ -56,6 +58,7 @@ def read_recipe(records: Records, message: str | None = None) -> dict[str, Any]:
         "examples": first["examples"],
         "passes": round(sum(sizes) / max(first["examples"], 1), 2),
         "loss": first["loss"],
+        "moved": first.get("moved", []),
         "normalisation": normalisation(first["normalisations"]),
         "range": _range_of_pictures(trained),
         "second_order": first["second_order"],

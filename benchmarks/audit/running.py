@@ -39,6 +39,8 @@ NETWORK = re.compile(
     r"couldn't connect|Couldn't reach|offline|HfHubHTTPError|ProxyError|Connection refused",
     re.IGNORECASE,
 )
+COUNTS = re.compile(r"supernode|\b(node|client|participant|partition|part(y|ie)|silo|site)s?\b", re.IGNORECASE)
+INTEGER = re.compile(r"(?<![\w.])\d{1,3}(?!\w|\.\d)")
 WANTED = re.compile(r"\b(node|run)_config\[")  # in the line of the app that failed
 GPU = re.compile(r"not compiled with CUDA|no NVIDIA driver|CUDA (error|driver)|No CUDA GPUs|nvidia", re.IGNORECASE)
 
@@ -132,7 +134,7 @@ def play(
     started, owned = time.monotonic(), _states(app.folder)
     (superlink.home / RUN_CONFIG).write_text(_run_config(options.run_config), encoding="utf-8")
     tail: deque[str] = deque(maxlen=200)
-    number, requested = options.clients or FEW, 0
+    number, requested, played = options.clients or FEW, 0, set[int]()
     while True:
         tail.clear()
         shutil.rmtree(records.root, ignore_errors=True)
@@ -153,13 +155,13 @@ def play(
             {**shared, "folder": str(records.evaluator), "model": str(records.model)},
         )
         ended = _once(superlink, bundle, records, number, options.limit - (time.monotonic() - started), tail)
+        played.add(number)
         waits = lines(records.server / "waiting.jsonl")
         requested = max((int(line["wanted"]) for line in waits), default=0)
-        more = min(requested, MOST) if waits and requested else MANY
-        needs_more = bool(waits) or not (replies(records) or ended or _problems(records))
-        if options.clients is not None or more <= number or not needs_more:
+        another = None if options.clients else _another_number(records, app, number, requested, ended)
+        if another is None or another in played:
             break
-        number = more
+        number = another
     seconds = time.monotonic() - started
     if waits:
         count = f"{requested} clients and {number} are there" if requested else f"more than {number} clients"
@@ -171,6 +173,44 @@ def play(
     if problem and traces:
         problem = f"{problem} (the app's traceback is in {LOG})"
     return AppRun(number, seconds, problem, (*traces, *tail) if problem else ())
+
+
+def _another_number(records: Records, app: App, number: int, requested: int, ended: str | None) -> int | None:
+    """Choose how many clients an app is run with once more; None where its run was not short of them.
+
+    It is the number that it waits for or that its error names beside the given one, else the one of its own README
+    where it failed of itself, else ten where it asked nobody.
+    """
+    if lines(records.server / "waiting.jsonl"):
+        more = min(requested, MOST) if requested else MANY
+        return more if more > number else None
+    if replies(records) or (ended or "").startswith(HANGS):
+        return None
+    if problems := _problems(records):
+        return count_in_error(problems[0]["chain"][0]["text"], number) or _stated_clients(app, problems[0]["chain"])
+    # A client that only evaluates was not drawn for training, of which there may be too few.
+    return None if ended or answers_with_data(records) or number >= MANY else MANY
+
+
+def _stated_clients(app: App, chain: Sequence[Mapping[str, str]]) -> int | None:
+    """Return the number of clients that an app's README names, where the app failed of itself with another one."""
+    if not said_of("", chain).startswith("the app fails"):  # but of a missing import, value, network or GPU
+        return None
+    return app.stated_clients if (app.stated_clients or MOST) <= MANY else None
+
+
+def count_in_error(text: str, number: int) -> int | None:
+    """Read the number of clients that an error names beside the given one; None if it names none, or several.
+
+    Args:
+        text: Of the error, as "the number of splits must equal the number of nodes (got 3 vs. 2)".
+        number: Of clients that were there.
+    """
+    counts = {int(digits) for digits in INTEGER.findall(text)}
+    if COUNTS.search(text) is None or number not in counts or len(counts) != 2:
+        return None
+    count = sum(counts) - number
+    return count if 0 < count <= MOST else None
 
 
 def _run_config(texts: Sequence[str]) -> str:
@@ -198,8 +238,10 @@ def _why_not(records: Records, ended: str | None) -> str | None:
     if not replies(records) and _empty(records):
         return "the app sends nothing: answers to training hold no records"
     if (ended is not None or not replies(records)) and (problems := _problems(records)):
-        return said_of(problems[0]["where"], problems[0]["chain"])
-    if ended is not None or replies(records):
+        reason = said_of(problems[0]["where"], problems[0]["chain"])
+        is_of_clients = COUNTS.search(problems[0]["chain"][0]["text"]) is not None
+        return f"{reason}; if it needs another number of clients, name it by --clients" if is_of_clients else reason
+    if ended is not None or replies(records) or answers_with_data(records):
         return ended
     reasons = [str(line.get("reason")) for line in records.wire() if line["way"] == "up" and "error" in line]
     if reasons:
@@ -224,6 +266,16 @@ def _waiting(records: Records) -> str:
 def _empty(records: Records) -> bool:
     """Tell whether clients answered training, with nothing."""
     return any(line["way"] == "up" and _trains(line) and line.get("records") == {} for line in records.wire())
+
+
+def answers_with_data(records: Records) -> bool:
+    """Tell whether an answer to a message of another kind than training and evaluation holds records.
+
+    Args:
+        records: Folders of the watched run.
+    """
+    answered = [line for line in records.wire() if line["way"] == "up" and line.get("records")]
+    return any(line["type"].partition(".")[0] not in ("train", "evaluate") for line in answered)
 
 
 def _problems(records: Records) -> list[dict[str, Any]]:

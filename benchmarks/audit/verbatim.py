@@ -42,19 +42,22 @@ def unusual(described: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             yield name, size
 
 
-def find_one_per_record(answer: Mapping[str, Any], question: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Name arrays of an answer that have as many rows as it counts records, such as every patient's survival time.
+def find_one_per_record(
+    answer: Mapping[str, Any], question: Mapping[str, Any], entered: int = 0
+) -> Iterator[tuple[str, str, str]]:
+    """Name arrays of an answer that have as many rows as there are records, such as every patient's survival time.
 
     Args:
         answer: A client's message as it was written down, without its arrays' values.
         question: The message that it answers; arrays that have their shape from there are weights.
+        entered: Records that enter the client's network at once, whose outputs an answer may hold in one array.
 
     Yields:
         Record and name of the array, and the count with its name.
     """
-    described = answer.get("records", {})
+    described, trains = answer.get("records", {}), answer["type"].startswith("train")
     counts = {
-        value: name
+        value: f"the same answer counts, {name} = {value}"
         for record in described.values()
         for name, value in record.get("values", {}).items()
         if isinstance(value, int) and value >= FEWEST
@@ -63,11 +66,14 @@ def find_one_per_record(answer: Mapping[str, Any], question: Mapping[str, Any]) 
         shape for record in question.get("records", {}).values() for _, shape, _ in record.get("entries", {}).values()
     ]
     for record, contents in described.items():
-        for name, (_, shape, _) in contents.get("entries", {}).items():
-            if not shape or shape in shapes or (answer["type"].startswith("train") and len(shape) > 1):
+        entries = contents.get("entries", {})
+        is_output = not trains and len(entries) == 1 and entered >= FEWEST
+        rows = counts | ({entered: f"records enter the client's network at once, {entered}"} if is_output else {})
+        for name, (_, shape, _) in entries.items():
+            if not shape or shape in shapes or (trains and len(shape) > 1):
                 continue  # an update, some layer of which may be as wide as there are records
-            if shape[0] in counts:
-                yield record, name, f"{counts[shape[0]]} = {shape[0]}"
+            if shape[0] in rows:
+                yield record, name, rows[shape[0]]
 
 
 def find_private(values: Mapping[str, Any], private: Sequence[Private]) -> Iterator[tuple[str, float]]:

@@ -77,6 +77,8 @@ def count_values(module: nn.Module) -> int:
 def matching_part(module: nn.Module, message: Message) -> nn.Module:
     """Find the outermost part whose state is what the server sent, by shapes in order; else the module itself.
 
+    A part that is most of the module but not all, as a body without its head, is sent of a network and none itself.
+
     Args:
         module: That the client trains.
         message: That the client got.
@@ -84,5 +86,5 @@ def matching_part(module: nn.Module, message: Message) -> nn.Module:
     sent = [list(array.shape) for record in message.content.array_records.values() for array in record.values()]
     for part in module.modules():
         if [list(value.shape) for value in part.state_dict().values()] == sent:
-            return part
+            return module if count_values(module) / 2 < count_values(part) < count_values(module) else part
     return module

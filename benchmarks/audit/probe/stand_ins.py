@@ -5,8 +5,11 @@ order matters: it is put in place before the app is imported.
 """
 
 import importlib
+import io
 import os
 import re
+import tarfile
+import zipfile
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -21,14 +24,16 @@ from .modules import find_missing_modules
 PICTURES = {
     "fashion": (28, 1, 10), "emnist": (28, 1, 47), "mnist": (28, 1, 10), "cifar100": (32, 3, 100),
     "cifar10": (32, 3, 10), "svhn": (32, 3, 10), "stl10": (96, 3, 10), "tiny-imagenet": (64, 3, 200),
-    "flowers": (224, 3, 102), "pet": (224, 3, 37), "food101": (224, 3, 101), "eurosat": (64, 3, 10),
+    "mednist": (64, 1, 6), "flowers": (224, 3, 102), "pet": (224, 3, 37), "food101": (224, 3, 101),
+    "eurosat": (64, 3, 10),
 }  # fmt: skip
 OTHERS = (224, 3, 10)
 IMAGE_COLUMNS = ("img", "image", "pixel_values", "images")
+ARCHIVES = re.compile(r"([\w.-]+?)(\.tar\.gz|\.tgz|\.tar|\.zip)(?:\?|$)")
 TEXT_COLUMNS = ("text", "sentence", "url", "review", "content")
 LABEL_COLUMNS = ("labels", "target")
 BOTH_LABELS = ("fine_label", "label")
-PER_CLIENT, PER_CLIENT_LARGE = 40, 8  # rows of a split for each client: of large pictures, or enlarged ones, fewer
+PER_CLIENT, PER_CLIENT_LARGE = 200, 16  # rows of a split for each client: of large pictures, or enlarged ones, fewer
 LARGE = 96  # pixels per side
 WORDS = tuple("abcdefghijklmnop")
 # Of models by a word of their name: layers, dimensions, heads; as of DeiT, and of the small BERTs.
@@ -59,7 +64,8 @@ def install(side_settings: dict[str, Any]) -> None:
     os.environ.update(OFFLINE)
     find_missing_modules(side_settings["code"], _say)
     places = (
-        _hub_datasets, _frames, _torchvision_datasets, _torchvision_weights, _timm_weights, _transformers, _hub_metrics
+        _hub_datasets, _frames, _archives, _torchvision_datasets, _torchvision_weights, _timm_weights, _transformers,
+        _hub_metrics,
     )  # fmt: skip
     for replace in places:
         try:
@@ -213,6 +219,70 @@ def _frames() -> None:
 
     for name in ("read_csv", "read_parquet", "read_excel", "read_pickle", "read_table"):
         setattr(library, name, stand_in_for(getattr(library, name)))
+
+
+class _Response(io.BytesIO):
+    """An answer to a request, as urllib's are."""
+
+    status, headers = 200, {"Content-Type": "application/octet-stream"}
+
+
+def _archives() -> None:
+    """Have urllib fetch an archive of pictures, in a folder for each class, where the network is not there."""
+    request: Any = importlib.import_module("urllib.request")
+    urlopen, urlretrieve = request.urlopen, request.urlretrieve
+
+    def stand_in(url: Any) -> bytes | None:
+        name = ARCHIVES.search(str(getattr(url, "full_url", url)))
+        return None if name is None else _archive(name[1], is_zip=name[2] == ".zip")
+
+    @wraps(urlopen)
+    def open_or_stand_in(url: Any, *arguments: Any, **keywords: Any) -> Any:
+        try:
+            return urlopen(url, *arguments, **keywords)
+        except Exception:
+            content = stand_in(url)
+            if content is None:
+                raise
+            return _Response(content)
+
+    @wraps(urlretrieve)
+    def retrieve_or_stand_in(url: str, filename: Any = None, *arguments: Any, **keywords: Any) -> Any:
+        try:
+            return urlretrieve(url, filename, *arguments, **keywords)
+        except Exception:
+            content = stand_in(url)
+            if content is None or filename is None:
+                raise
+            Path(filename).write_bytes(content)
+            return filename, {}
+
+    request.urlopen, request.urlretrieve = open_or_stand_in, retrieve_or_stand_in
+
+
+def _archive(name: str, *, is_zip: bool) -> bytes:
+    """Pack parts of bundled pictures as ``name/class/number.jpeg``, a folder for each class."""
+    from PIL import Image  # noqa: PLC0415 (apps without pictures may lack it)
+
+    side, channels, usual = kind_of(name)
+    classes = (tables.read_classes(Path(_given["code"])) or usual) if (side, channels, usual) == OTHERS else usual
+    count, archive = max(_rows(side), 2 * classes), io.BytesIO()
+    files: dict[str, bytes] = {}
+    for number, pixels in enumerate(pictures(count, side, channels, 0)):
+        Image.fromarray(pixels).save(content := io.BytesIO(), "JPEG", quality=95)
+        files[f"{name}/{number % classes:03d}/{number:05d}.jpeg"] = content.getvalue()
+    if is_zip:
+        with zipfile.ZipFile(archive, "w") as pack:
+            for path, content_bytes in files.items():
+                pack.writestr(path, content_bytes)
+    else:
+        with tarfile.open(fileobj=archive, mode="w:gz") as pack_of_tar:
+            for path, content_bytes in files.items():
+                entry = tarfile.TarInfo(path)
+                entry.size = len(content_bytes)
+                pack_of_tar.addfile(entry, io.BytesIO(content_bytes))
+    _say("archive", name, f"{count} parts of bundled pictures, {side} x {side}, in folders of {classes} classes")
+    return archive.getvalue()
 
 
 class _Accuracy:

@@ -36,9 +36,12 @@ KNOWN = {
     ),
     "iris": (("SepalLengthCm", "SepalWidthCm", "PetalLengthCm", "PetalWidthCm"), (), "Species"),
 }  # fmt: skip
+CLASSES = {"iris": 3}  # of well-known tables with more than two
 WORDS = ("Alder", "Birch", "Cedar", "Elm")
 LISTS = re.compile(r"col|feature|attr|field|numer|categor|continu|header|(^|_)names$", re.IGNORECASE)
 CONSTANTS = re.compile(r"col|label|target|partition_by", re.IGNORECASE)
+NUMBERS_OF_CLASSES = re.compile(r"^(num|n|number_of)_?(classes|labels)$", re.IGNORECASE)
+LISTS_OF_CLASSES = re.compile(r"(^|_)(labels|classes|class_names)$", re.IGNORECASE)
 VALUES = re.compile(r"value|classes", re.IGNORECASE)
 OF_WORDS = re.compile(r"categor|nominal|object|string", re.IGNORECASE)
 OF_LABELS = re.compile(
@@ -58,6 +61,7 @@ class Columns:
     words: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by column, the words that occur
     labels: list[str] = field(default_factory=list)
     sites: list[str] = field(default_factory=list)  # that say whose a row is
+    classes: int = 2  # of each label
 
     def draw(self, count: int, clients: int, seed: int) -> dict[str, list[Any]]:
         """Draw rows.
@@ -74,7 +78,9 @@ class Columns:
         rows: dict[str, list[Any]] = {name: generator.integers(0, 100, count).tolist() for name in self.numbers}
         rows |= {name: generator.choice(words, count).tolist() for name, words in self.words.items()}
         rows |= {name: (np.arange(count) % clients).tolist() for name in self.sites}
-        return rows | {name: (generator.random(count) < 0.35).astype(int).tolist() for name in self.labels}
+        shares = np.array([0.65, 0.35]) if self.classes == 2 else 1 / (1 + np.arange(self.classes))
+        bounds = shares[:0:-1].cumsum() / shares.sum()  # the first class is the most frequent
+        return rows | {name: (generator.random(count)[:, None] < bounds).sum(1).tolist() for name in self.labels}
 
 
 def find_known(name: str) -> Columns | None:
@@ -85,7 +91,7 @@ def find_known(name: str) -> Columns | None:
     """
     for part, (numbers, words, label) in KNOWN.items():
         if part in name.lower():
-            return Columns(list(numbers), dict.fromkeys(words, WORDS), [label])
+            return Columns(list(numbers), dict.fromkeys(words, WORDS), [label], classes=CLASSES.get(part, 2))
     return None
 
 
@@ -125,20 +131,43 @@ def read_columns(code: Path) -> Columns:
         {name: texts for name, texts in words.items() if name not in special},
         labels,
         sites,
+        read_classes(code) or 2,
     )
+
+
+def read_classes(code: Path) -> int | None:
+    """Read how many classes an app's code names, by a number or a list; None if it names neither, or several.
+
+    Args:
+        code: Folder of the app's code.
+    """
+    counts: set[int] = set()
+    for path in sorted(code.rglob("*.py")):
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
+        except SyntaxError:
+            continue
+        for name, value in _named_values(tree):
+            if isinstance(value, ast.Constant) and isinstance(value.value, int) and NUMBERS_OF_CLASSES.search(name):
+                counts.add(value.value)
+            elif isinstance(value, ast.List | ast.Tuple) and LISTS_OF_CLASSES.search(name):
+                counts.add(len(value.elts) if all(isinstance(entry, ast.Constant) for entry in value.elts) else 0)
+    counts -= {0, 1}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def _named_texts(tree: ast.AST) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield texts, or lists of texts, that are assigned to a name or given by a keyword."""
+    yield from ((name, texts) for name, value in _named_values(tree) if (texts := _texts(value)))
+
+
+def _named_values(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield what is assigned to a name or given by a keyword."""
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg:
-            names = [node.arg]
+            yield node.arg, node.value
         elif isinstance(node, ast.Assign):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-        else:
-            continue
-        texts = _texts(node.value)
-        yield from ((name, texts) for name in names if texts)
+            yield from ((target.id, node.value) for target in node.targets if isinstance(target, ast.Name))
 
 
 def _columns_of(node: ast.AST) -> tuple[tuple[str, ...], bool]:
@@ -179,4 +208,5 @@ def frame_columns(path: str, keywords: Mapping[str, Any], code: Path) -> Columns
         {name: words for name, words in read.words.items() if name in stated},
         labels,
         [name for name in read.sites if name in stated],
+        read.classes,
     )

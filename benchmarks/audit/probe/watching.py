@@ -11,6 +11,7 @@ import pickle
 import random
 import time
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from functools import wraps
@@ -29,7 +30,7 @@ from .losses import DIGEST_BYTES, LOSSES, describe_loss, digest, find_link, main
 from .matching import change_sent, count_values, matching_part
 from .sampling import current_pass, normalisations, private_optimisers, watch_sampling
 
-KEPT_EXAMPLES = 64  # of one training message
+KEPT_EXAMPLES = 256  # different ones of a training message
 KEPT_BYTES = 2**28
 KEPT_EVALUATED, KEPT_EVALUATED_BYTES = 1100, 2**26  # of what a client evaluates with
 SAMPLED, OUTLIERS = 100_000, 0.002  # values of a batch that its range is read from, and the share that it may leave out
@@ -55,8 +56,14 @@ class MessageWatch:
         self._folder, self._model_file, self._message, self._repeat = folder, model, message, repeat
         self._losses, self._first_loss = 0, 0.0
         self._module: nn.Module | None = None
+        self._parts: list[nn.Module] = []  # that are called one behind the other, as an encoder and its decoder
+        self._last_output: weakref.ref[Tensor] | None = None
+        self._kept: nn.Module | None = None
+        self._versions: dict[str, int] = {}  # of its parameters before the first step, by name
+        self._is_keeper = not model.exists()
         self._batches: list[dict[str, Tensor]] = []
         self._kept_bytes, self._kept_examples, self._forwards = 0, 0, 0
+        self._is_kept = False  # the last batch is the last one that is kept
         self._sizes: list[int] = []
         self._optimisers: dict[int, dict[str, Any]] = {}  # by identity
         self._second_order = 0  # gradients that were computed to be differentiated again
@@ -93,19 +100,29 @@ class MessageWatch:
             arguments: Of the call.
             keywords: Of the call, by name.
         """
-        tensors, self._outputs, self._evaluation = dict(named_tensors([*arguments, keywords])), [], None
+        tensors, self._outputs = dict(named_tensors([*arguments, keywords])), []
+        last_output = None if self._last_output is None else self._last_output()
+        is_next_part = last_output is not None and len(tensors) == 1 and arguments[0] is last_output
         if not module.training or not torch.is_grad_enabled():
-            self._evaluation = tensors
+            self._evaluation = self._evaluation if is_next_part else tensors
             return
-        if self._module is None:
+        self._evaluation = None
+        self._parts = [*self._parts, module] if is_next_part and self._module is not None else [module]
+        begins, self._module = self._module is None, module
+        if len(self._parts) > 1:
+            self._module = nn.Sequential(*self._parts)
+            if not self._losses:
+                self._keep_model(self._module)
+            return
+        if begins:
             self._keep_model(module)
-        self._module = module
         self._forwards += 1
         last_pass, examples = current_pass(), main_input(tensors)
         if last_pass is not None and not any(loader_pass is last_pass for loader_pass in self._passes):
             self._passes.append(last_pass)
         self._sizes.append(0 if examples is None else len(examples))
-        self._examples |= {digest(example) for example in (() if examples is None else examples)}
+        new = {digest(example) for example in (() if examples is None else examples)} - self._examples
+        self._examples |= new
         for tensor in tensors.values():
             if tensor.ndim == 4 and tensor.numel():
                 values = tensor.detach().flatten()[:: max(1, tensor.numel() // SAMPLED)].cpu().float().numpy()
@@ -113,9 +130,11 @@ class MessageWatch:
                 lowest, highest = self._range or (low, high)
                 self._range = (min(float(low), float(lowest)), max(float(high), float(highest)))
         size = sum(tensor.nbytes for tensor in tensors.values())
-        if self._kept_examples < KEPT_EXAMPLES and self._kept_bytes + size <= KEPT_BYTES:
+        has_room = self._kept_examples < KEPT_EXAMPLES and self._kept_bytes + size <= KEPT_BYTES
+        self._is_kept = has_room and (bool(new) or not self._batches)
+        if self._is_kept:
             self._batches.append({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
-            self._kept_bytes, self._kept_examples = self._kept_bytes + size, self._kept_examples + self._sizes[-1]
+            self._kept_bytes, self._kept_examples = self._kept_bytes + size, self._kept_examples + len(new)
 
     def see_output(self, output: Any) -> None:
         """Keep what a call returned until its loss is computed.
@@ -124,6 +143,7 @@ class MessageWatch:
             output: Of the call that was seen last.
         """
         self._outputs = [(name, tensor.detach()) for name, tensor in named_tensors(output, "output")]
+        self._last_output = weakref.ref(output) if isinstance(output, Tensor) else None
         if self._unlinked is not None:
             self._loss["link"], self._unlinked = find_link(self._outputs, self._unlinked), None
 
@@ -157,7 +177,7 @@ class MessageWatch:
                 self._unlinked = None if self._outputs else loss_input.detach()
         if isinstance(target, Tensor):
             self._count_labels(target)
-            if self._batches and len(self._batches) == len(self._sizes):
+            if self._is_kept:
                 self._batches[-1].setdefault("target", target.detach().cpu().clone())
 
     def _count_labels(self, target: Tensor) -> None:
@@ -197,7 +217,13 @@ class MessageWatch:
             stated["noise_multiplier"] = min(stated["noise_multiplier"], float(private.noise_multiplier))
         if id(optimiser) not in self._optimisers:
             self._private += private_optimisers(optimiser)
-            self._optimisers[id(optimiser)] = {"object": optimiser, **self._described(optimiser)}
+            self._optimisers[id(optimiser)] = {
+                "object": optimiser,
+                "name": type(optimiser).__name__,
+                "is_of_torch": type(optimiser).__module__.startswith("torch.optim"),
+                "is_new": not any(optimiser.state.values()),
+                "steps": [],
+            }
         steps = self._optimisers[id(optimiser)]["steps"]
         rules = [
             {name: float(group[name]) for name in RULE if isinstance(group.get(name), (int, float, Tensor))}
@@ -208,18 +234,20 @@ class MessageWatch:
         else:
             steps.append([1, rules])
 
-    def _described(self, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
-        """Describe an optimiser before its first step in this message."""
+    def _described_optimisers(self) -> list[dict[str, Any]]:
+        """Describe the optimisers that took steps, their parameters by name; a step may begin before any call."""
         module = None if self._module is None else matching_part(self._module, self._message)
         names = {} if module is None else {id(value): name for name, value in module.named_parameters()}
-        groups = [[names.get(id(value), "") for value in group["params"]] for group in optimiser.param_groups]
-        return {
-            "name": type(optimiser).__name__,
-            "is_of_torch": type(optimiser).__module__.startswith("torch.optim"),
-            "is_new": not any(optimiser.state.values()),
-            "groups": groups,
-            "steps": [],
-        }
+        return [
+            {
+                **{name: value for name, value in described.items() if name != "object"},
+                "groups": [
+                    [names.get(id(value), "") for value in group["params"]]
+                    for group in described["object"].param_groups
+                ],
+            }
+            for described in self._optimisers.values()
+        ]
 
     def keep(self, reply: Message) -> None:
         """Leave everything for the evaluator.
@@ -267,10 +295,8 @@ class MessageWatch:
                 "labels": self._labels,
                 "first_loss": self._first_loss,
                 "repeat": self._repeat,
-                "optimisers": [
-                    {name: value for name, value in described.items() if name != "object"}
-                    for described in self._optimisers.values()
-                ],
+                "optimisers": self._described_optimisers(),
+                "moved": self._moved(),
                 "loss": self._loss,
                 "normalisations": normalisations(),
                 "range": self._range,
@@ -290,6 +316,11 @@ class MessageWatch:
             self._folder.mkdir(parents=True, exist_ok=True)
             np.savez(path, **_arrays(self._evaluated))
 
+    def _moved(self) -> list[str]:
+        """Name the parameters of the kept network that were written to since its first call, as steps do."""
+        named = () if self._kept is None else self._kept.named_parameters()
+        return [name for name, value in named if value._version != self._versions.get(name)]
+
     def _described_passes(self) -> list[dict[str, Any]]:
         """Describe the passes over loaders, one line for all that draw alike."""
         alike = Counter((entry["sampler"], entry["replaces"], entry["rate"]) for entry in self._passes)
@@ -300,11 +331,13 @@ class MessageWatch:
 
     def _keep_model(self, module: nn.Module) -> None:
         """Keep the network as the client found it, before its first step, if nobody kept it before."""
-        if self._model_file.exists():
-            return
         part = matching_part(module, self._message)
-        # A part that is most of the module is a network in a wrapper; a small one is the trained part of a network.
-        bare = copy.deepcopy(part if 2 * count_values(part) > count_values(module) else module)
+        # A part with all parameters is a network in a wrapper; a small one is the trained part of a network.
+        self._kept = part if 2 * count_values(part) > count_values(module) else module
+        self._versions = {name: value._version for name, value in self._kept.named_parameters()}
+        if not self._is_keeper:
+            return
+        bare = copy.deepcopy(self._kept)
         for part in bare.modules():
             for name, value in vars(part).items():
                 if name.endswith("_hooks") and isinstance(value, dict):
