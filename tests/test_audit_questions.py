@@ -14,15 +14,16 @@ import torch
 import torch.nn.functional as F
 from flwr.app import ArrayRecord, RecordDict
 from scipy.stats import beta
+from sklearn.linear_model import Ridge
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
-from fedmjp.benchmarks.audit.app_loss import AppLoss, read_examples
+from fedmjp.benchmarks.audit.app_loss import AppLoss, Examples, entries, read_examples
 from fedmjp.benchmarks.audit.counterfactual import Rerun, trace_curve
 from fedmjp.benchmarks.audit.evaluating import read_private
 from fedmjp.benchmarks.audit.intervals import area_interval, area_under_curve, rate_at, rate_interval
 from fedmjp.benchmarks.audit.labels import LabelCase, batch_statistics, count_update, judge_labels
-from fedmjp.benchmarks.audit.membership import ClientUpdate, judge_membership
+from fedmjp.benchmarks.audit.membership import REGRESSION, RIDGE, ClientUpdate, Scorer, judge_membership
 from fedmjp.benchmarks.audit.network import by_name, take_in
 from fedmjp.benchmarks.audit.noise import measure_change
 from fedmjp.benchmarks.audit.probe import watching
@@ -346,7 +347,7 @@ def test_labels_are_counted_in_heads_that_peft_has_renamed(outputs: int, with_bi
     head = "base_model.model.head.modules_to_save.default"
     sent = {f"{head}.weight": "base_model.model.head.weight", f"{head}.bias": "base_model.model.head.bias"}
     case = label_case(module, loss, sent if with_bias else dict(list(sent.items())[:1]), 16)
-    counts, _ = count_update(case, 16, {"shape": [16, outputs]})
+    counts, _ = count_update(case, 16, {"loss": {"shape": [16, outputs]}})
     wrong = float((counts - torch.bincount(labels, minlength=outputs)).abs().sum()) / 2
     assert int(counts.sum()) == 16
     assert wrong <= (1 if with_bias else 3)
@@ -369,7 +370,7 @@ def test_one_logit_counts_two_classes(ones: int) -> None:
     torch.manual_seed(0)  # noqa: TID251 (initial weights)
     module, labels = nn.Sequential(nn.Linear(WIDTH, 8), nn.Linear(8, 1)), (torch.arange(16) < ones).float()
     loss = F.binary_cross_entropy_with_logits(module(0.1 * drawn(16, WIDTH, seed=0)).squeeze(1), labels)
-    counts, _ = count_update(label_case(module, loss, None, 16), 16, {"shape": [16]})
+    counts, _ = count_update(label_case(module, loss, None, 16), 16, {"loss": {"shape": [16]}})
     assert counts.tolist() == pytest.approx([16 - ones, ones], abs=1)
 
 
@@ -403,6 +404,67 @@ def test_labels_of_watched_clients_are_scored_beside_a_guess(tmp_path: Path) -> 
     assert told["interval"][0] < told["right"] <= told["interval"][1]
     told = judge_labels(cases, records, {"loss": {"name": "mse_loss"}, "forwards": 1})
     assert "no classes" in told["why"]
+
+
+@pytest.mark.usefixtures("hooks")
+def test_an_autoencoder_has_no_labels_to_read(tmp_path: Path) -> None:
+    network, inputs = nn.Linear(WIDTH, WIDTH), drawn(100, WIDTH, seed=1)
+    update = train_client(tmp_path, network, (inputs, inputs), square, node=1, steps=1)
+    case = LabelCase(update.message, network, update.update, update.update, ThreatModel(), True, False)
+    answered = judge_labels([case], Records(tmp_path), {"loss": {"name": "mse_loss"}, "forwards": 1})
+    assert (answered["targets_are_inputs"], answered["right"]) == (True, None)
+
+
+@pytest.mark.parametrize(("classes", "steps"), [(2, 1), (2, 3), (10, 5)])
+def test_labels_read_from_steps_of_adam_are_better_than_a_guess(classes: int, steps: int) -> None:
+    """An equal guess is the baseline, over shares of classes from nearly one alone to nearly equal."""
+    recipe = {"optimiser": "Adam", "learning_rates": [1e-3], "steps": steps, "loss": {"shape": [1, classes]}}
+    gains = []
+    for seed in range(12):
+        torch.manual_seed(seed)  # noqa: TID251 (initial weights)
+        shares = np.random.default_rng(seed).dirichlet([(0.3, 1.0, 10.0)[seed % 3]] * classes)
+        labels = torch.multinomial(torch.from_numpy(shares), 64, replacement=True)
+        inputs = drawn(classes, WIDTH, seed=seed)[labels] + drawn(64, WIDTH, seed=100 + seed)
+        network = nn.Linear(WIDTH, classes)
+        trained = copy.deepcopy(network)
+        optimiser = torch.optim.Adam(trained.parameters(), lr=1e-3)
+        for _ in range(steps):
+            optimiser.zero_grad()
+            F.cross_entropy(trained(0.1 * inputs), labels).backward()
+            optimiser.step()
+        sent = network.state_dict()
+        update = {name: value - sent[name] for name, value in trained.state_dict().items()}
+        counts, _ = count_update(LabelCase("m", network, update, update, ThreatModel(), False, False), 64, recipe)
+        truth = torch.bincount(labels, minlength=classes).double()
+        gains.append(float(torch.minimum(counts, truth).sum() - truth.clamp_max(64 / classes).sum()) / 64)
+    assert np.mean(gains) > 0.03
+
+
+def test_weights_in_the_regression_are_those_of_ridge_with_a_record_left_out() -> None:
+    """Against scikit-learn: how much better the update is explained with a record than without, with its sign."""
+    torch.manual_seed(0)  # noqa: TID251 (initial weights)
+    network = nn.Linear(5, 3)
+    examples = Examples({"input-0": drawn(12, 5, seed=0)}, torch.arange(12) % 3)
+    stated: dict[str, Any] = {
+        "name": "cross_entropy",
+        "link": {"output": "output", "link": "identity"},
+        "shape": [12, 3],
+        "options": {},
+    }
+    loss = AppLoss(network, stated)
+    step = {name: -0.1 * gradient for name, gradient in loss.gradient(examples[:5]).items()}
+    scores = Scorer(loss, examples, step).score(step)[REGRESSION]
+    rows = torch.stack([entries(loss.gradient(examples[[place]]), list(step), 1) for place in range(12)]).double()
+    update, ridge = -entries(step, list(step), 1).double(), RIDGE * float((rows @ rows.mT).diag().mean())
+
+    def misfit(places: list[int]) -> tuple[float, np.ndarray[Any, Any]]:
+        model = Ridge(alpha=ridge, fit_intercept=False).fit(rows[places].mT.numpy(), update.numpy())
+        squares = float(((rows[places].mT.numpy() @ model.coef_ - update.numpy()) ** 2).sum())
+        return squares + ridge * float((model.coef_**2).sum()), model.coef_
+
+    whole, weights = misfit(list(range(12)))
+    gains = [misfit([number for number in range(12) if number != place])[0] - whole for place in range(12)]
+    assert scores.numpy() == pytest.approx(np.sign(weights) * np.sqrt(gains), rel=1e-3)
 
 
 @pytest.mark.usefixtures("hooks")

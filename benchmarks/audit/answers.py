@@ -23,7 +23,7 @@ def unanswered() -> dict[str, Any]:
     return {
         "labels": {
             "answered": False, "why": None, "right": None, "guess": None, "interval": None, "examples": None,
-            "classes": None, "attack": None, "batch_norm": None,
+            "classes": None, "attack": None, "batch_norm": None, "targets_are_inputs": False, "control": None,
         },
         "membership": {
             "answered": False, "why": None, "auc": None, "interval": None, "members": 0, "others": 0,
@@ -72,7 +72,10 @@ def answer_labels(report: Mapping[str, Any]) -> QuestionAnswer:
     rows = [row for row in attack_rows(report) if "labels_right" in row]
     classes = [row for row in attack_rows(report) if row["reveals"] == "classes"]
     also = f" {labels['batch_norm']}" if labels["batch_norm"] else ""
-    if not labels["answered"] and rows:
+    if labels["targets_are_inputs"]:
+        sentence = "There are none: the app's loss compares with the inputs themselves, as an autoencoder's does."
+        return QuestionAnswer(question, "No", sentence + also)
+    if not labels["answered"] and rows and labels["right"] is None:
         row = max(rows, key=lambda entry: entry["labels_right"])
         labels |= {
             "answered": True, "right": row["labels_right"], "guess": row["labels_floor"], "examples": row["labels"],
@@ -87,6 +90,11 @@ def answer_labels(report: Mapping[str, Any]) -> QuestionAnswer:
             f"{right:.0%}{_interval(labels['interval'])}{count} labels were read by {labels['attack']}; "
             f"a guess gets {guess:.0%}."
         )
+        if control := labels["control"]:
+            sentence += (
+                f" From the app's own steps without defence the same attack reads {control['right']:.0%} of "
+                f"{control['examples']} known labels, three in four of one class (a guess: {control['guess']:.0%})."
+            )
         return QuestionAnswer(question, _beside(guess, interval), sentence + also)
     if classes:
         row = max(classes, key=lambda entry: (entry["right"], -entry["named"]))

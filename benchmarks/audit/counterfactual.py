@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedmjp.benchmarks.audit.app_loss import AppLoss, Examples, run_steps
+from fedmjp.benchmarks.audit.app_loss import AppLoss, Examples
 from fedmjp.benchmarks.audit.attacking import attempt_all
 from fedmjp.benchmarks.audit.evaluating import Private, scored, summarise_records
 from fedmjp.benchmarks.audit.intervals import area_under_curve
@@ -16,6 +16,7 @@ from fedmjp.benchmarks.audit.labels import LabelCase, count_update
 from fedmjp.benchmarks.audit.membership import COSINE, Scorer
 from fedmjp.benchmarks.audit.network import Network
 from fedmjp.benchmarks.audit.recipe import as_one_group, threat_of, unreadable
+from fedmjp.benchmarks.audit.rerunning import resize_recipe, run_steps
 from fedmjp.errors import BadInputError, FedmjpError
 
 SIZES = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (8, 1), (1, 8), (16, 1), (1, 16))  # records, steps on all of them
@@ -63,11 +64,7 @@ def trace_curve(rerun: Rerun) -> list[dict[str, Any]]:
 
 def _attack_size(rerun: Rerun, scorer: Scorer | None, pictures: int, steps: int) -> dict[str, Any]:
     batch, module = rerun.examples[:pictures], rerun.network.module
-    groups = [{**group, "is_new": True, "steps": [[steps, group["steps"][0][1]]]} for group in rerun.recipe["groups"]]
-    recipe = {
-        **rerun.recipe, "steps": steps, "passes": steps, "forwards": steps, "examples": pictures,
-        "batch_size": pictures, "groups": groups,
-    }  # fmt: skip
+    recipe = resize_recipe(rerun.recipe, pictures, pictures, steps)
     change = run_steps(module, batch, recipe, rerun.kind)
     threat, why = threat_of(recipe, rerun.kind), unreadable(recipe, rerun.kind)
     update = as_one_group(change, module.state_dict(), recipe) if rerun.kind == "weights" and why is None else change
@@ -93,7 +90,7 @@ def _attack_size(rerun: Rerun, scorer: Scorer | None, pictures: int, steps: int)
     return {
         "pictures": pictures,
         "steps": steps,
-        "labels_right": _labels_right(case, private.labels, recipe["loss"]),
+        "labels_right": _labels_right(case, private.labels, recipe),
         "membership_auc": auc,
         "best": records["best"] if records["attack"] else None,
         "unit": records["unit"],
@@ -101,12 +98,12 @@ def _attack_size(rerun: Rerun, scorer: Scorer | None, pictures: int, steps: int)
     }
 
 
-def _labels_right(case: LabelCase, labels: Tensor | None, loss: Mapping[str, Any]) -> float | None:
+def _labels_right(case: LabelCase, labels: Tensor | None, recipe: Mapping[str, Any]) -> float | None:
     """Count labels and return the share that is right; None where nothing tells them."""
     if labels is None:
         return None
     try:
-        counts, _ = count_update(case, len(labels), loss)
+        counts, _ = count_update(case, len(labels), recipe)
     except FedmjpError:
         return None
     true = torch.bincount(labels, minlength=len(counts))

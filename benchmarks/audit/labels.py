@@ -1,7 +1,8 @@
 """Which labels updates tell, and what statistics of private batches BatchNorm layers send along."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,15 +11,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedmjp.attacks.labels import LastLayer, count_labels
 from fedmjp.benchmarks.audit.answers import unanswered
-from fedmjp.benchmarks.audit.app_loss import CLASSIFICATION
+from fedmjp.benchmarks.audit.app_loss import CLASSIFICATION, read_examples
 from fedmjp.benchmarks.audit.evaluating import read_private
 from fedmjp.benchmarks.audit.intervals import rate_interval, rounded
+from fedmjp.benchmarks.audit.recipe import as_one_group, threat_of
+from fedmjp.benchmarks.audit.rerunning import resize_recipe, run_steps
 from fedmjp.benchmarks.audit.running import Records, lines
 from fedmjp.errors import FedmjpError
 from fedmjp.threat import ThreatModel
 
 COUNTED = "counts from the last layer's gradient"
-RAISED = "shares by which the last layer's bias was raised"
+RAISED = "the ways that the last layer's bias went"
+FEWEST, SKEWED = 4, 3  # known records of the frequent class in a control, and how many of it come to another one
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ def judge_labels(cases: Sequence[LabelCase], records: Records, recipe: Mapping[s
     values = unanswered()["labels"]
     if cases:
         values["batch_norm"] = _describe_batch_norm(cases[0], records, recipe)
+    if cases and recipe.get("loss") and _copies_inputs(cases[0], records, recipe["loss"]):
+        return {**values, "answered": True, "targets_are_inputs": True}
     if reason := _refusal(cases, recipe):
         return {**values, "why": reason}
     watched = {line["id"]: line for line in lines(records.evaluator / "seen.jsonl")}
@@ -55,7 +61,7 @@ def judge_labels(cases: Sequence[LabelCase], records: Records, recipe: Mapping[s
         line = watched[case.message]
         labels = {int(label): int(count) for label, count in (line.get("labels") or {}).items()}
         try:
-            counts, values["attack"] = count_update(case, sum(labels.values()), recipe["loss"])
+            counts, values["attack"] = count_update(case, sum(labels.values()), recipe)
         except FedmjpError as error:
             reasons.append(str(error))
             continue
@@ -72,30 +78,78 @@ def judge_labels(cases: Sequence[LabelCase], records: Records, recipe: Mapping[s
         return {**values, "why": reasons[0] if reasons else "no labels were seen that could be compared"}
     interval = rounded(rate_interval(min(round(right), examples), examples))
     shares = {"right": round(right / examples, 4), "guess": round(guessed / examples, 4)}
-    return {**values, **shares, "answered": True, "interval": interval, "examples": examples}
+    values |= {**shares, "answered": True, "interval": interval, "examples": examples}
+    if interval[0] > shares["guess"]:
+        return dict(values)
+    control = _run_control(cases[0], records, recipe)
+    if (
+        control is None
+        or rate_interval(round(control["right"] * control["examples"]), control["examples"])[0] <= (control["guess"])
+    ):
+        figures = f"{shares['right']:.0%} of {examples} labels, where a guess gets {shares['guess']:.0%}"
+        tried = "could not be made" if control is None else f"gets {control['right']:.0%} of known ones"
+        return {**values, "answered": False, "why": f"attacks read {figures}, and their control {tried}"}
+    return {**values, "control": control}
 
 
-def count_update(case: LabelCase, examples: int, loss: Mapping[str, Any]) -> tuple[Tensor, str]:
+def _run_control(case: LabelCase, records: Records, recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Count known labels, three in four of one class, behind the app's own steps without defence; None if it cannot."""
+    kind = "gradient" if case.is_gradient else "weights"
+    examples = read_examples(records.evaluator / f"{case.message}.npz")
+    if examples is None or "groups" not in recipe:
+        return None
+    examples = examples.distinct(set())
+    labels = examples.target.flatten().long()
+    if len(labels) != len(examples):
+        return None
+    frequent = int(labels.mode().values)
+    several = (labels == frequent).nonzero().flatten()
+    mixed = torch.cat([several, (labels != frequent).nonzero().flatten()[: len(several) // SKEWED]])
+    batch, true = examples[mixed], labels[mixed]
+    if len(several) < FEWEST or len(mixed) == len(several):
+        return None
+    size = min(recipe["batch_size"], len(batch))
+    resized = resize_recipe(recipe, len(batch), size, recipe["passes"])
+    try:
+        # In turns, as an app that shuffles has them.
+        order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(0))
+        update = run_steps(case.module, batch[order], resized, kind)
+        if case.is_readable and not case.is_gradient:
+            update = as_one_group(update, case.module.state_dict(), resized)
+        update = {name: update[name] for name in case.update if name in update}
+        rerun = replace(case, update=update, threat=threat_of(resized, kind))
+        counts, _ = count_update(rerun, len(batch), resized)
+    except (FedmjpError, RuntimeError, ValueError, LookupError, TypeError):  # of somebody else's module
+        return None
+    histogram = torch.bincount(true, minlength=len(counts))[: len(counts)].double()
+    return {
+        "right": round(float(torch.minimum(counts.double(), histogram).sum()) / len(batch), 4),
+        "guess": round(float(histogram.clamp_max(len(batch) / len(counts)).sum()) / len(batch), 4),
+        "examples": len(batch),
+    }
+
+
+def count_update(case: LabelCase, examples: int, recipe: Mapping[str, Any]) -> tuple[Tensor, str]:
     """Count the labels (classes,) behind an update, and name the attack.
 
     Args:
         case: The update.
         examples: Labels that are counted, an example once in each pass.
-        loss: As the hooks described it.
+        recipe: Of the clients' training.
 
     Raises:
         AttackNotApplicableError: If nothing was sent of the last layer, or examples are unknown.
     """
-    rows = max((loss.get("shape") or [0])[1:2], default=1)
+    rows = max((recipe["loss"].get("shape") or [0])[1:2], default=1)
     weight, bias = find_head(case.module, rows)
     state = case.module.state_dict()
     if not examples or weight is None or not {weight, bias} & set(case.update):
         raise FedmjpError("nothing that was sent is of the last linear layer, which has a row for each class")
     old_bias = state.get(bias)
-    if not case.is_readable:
+    if not case.is_readable or case.threat.local_optimiser != "sgd":  # a step of Adam is little more than signs
         if bias not in case.update:
             raise FedmjpError("the update is no sum of gradients, and the last layer's bias was not sent")
-        return _share_raised(case.update[bias], examples), RAISED
+        return _share_by_way(-case.update[bias] if case.is_gradient else case.update[bias], examples, recipe), RAISED
     factor = 1.0
     if not case.is_gradient:
         factor = -1 / (case.threat.gradients_in_delta * case.threat.local_learning_rate)
@@ -126,14 +180,35 @@ def find_head(module: nn.Module, rows: int) -> tuple[str | None, str]:
     return weight, "" if weight is None else weight.removesuffix("weight") + "bias"
 
 
-def _share_raised(change: Tensor, examples: int) -> Tensor:
-    """Share examples among the classes whose bias a client raised, as any optimiser does for those that it holds."""
-    raised = change.double()
-    if len(raised) == 1:
-        raised = torch.cat([-raised, raised])
-    positive = raised.clamp_min(0)
-    shares = positive / positive.sum() if positive.any() else torch.full_like(raised, 1 / len(raised))
+def _share_by_way(change: Tensor, examples: int, recipe: Mapping[str, Any]) -> Tensor:
+    """Share examples equally, less half where the bias fell as far as it could; those go to classes whose bias rose.
+
+    A class whose bias rises has more examples than the network expects, and the other way round, by any optimiser; how
+    many is not in signs. All to those that rose are too many (half right of two equal classes).
+    """
+    fallen = change.double()
+    if len(fallen) == 1:
+        fallen = torch.cat([-fallen, fallen])
+    way = float(fallen.abs().max())
+    if str(recipe.get("optimiser")).startswith("Adam"):
+        way = max(way, max(recipe["learning_rates"]) * recipe["steps"])
+    raised = fallen.clamp_min(0)
+    if not raised.any() or not math.isfinite(way):
+        return torch.full_like(fallen, examples / len(fallen)).round().long()
+    equal = torch.full_like(fallen, 1 / len(fallen))
+    moved = equal * (fallen.clamp_max(0).abs() / way) / 2
+    shares = equal - moved + raised / raised.sum() * moved.sum()
     return (shares * examples).round().long()
+
+
+def _copies_inputs(case: LabelCase, records: Records, loss: Mapping[str, Any]) -> bool:
+    """Tell whether the loss compares with the inputs themselves, as an autoencoder's does."""
+    examples = read_examples(records.evaluator / f"{case.message}.npz")
+    if examples is None or loss["name"] in ("cross_entropy", "nll_loss"):
+        return False
+    target = examples.target.reshape(len(examples), -1).float()
+    inputs = [values.reshape(len(examples), -1) for values in examples.inputs.values() if values.is_floating_point()]
+    return any(target.shape == values.shape and torch.allclose(target, values) for values in inputs)
 
 
 def _refusal(cases: Sequence[LabelCase], recipe: Mapping[str, Any]) -> str | None:

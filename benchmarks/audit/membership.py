@@ -17,9 +17,10 @@ from scipy.stats import chi2_contingency
 from torch import Tensor, nn
 
 from fedmjp.benchmarks.audit.answers import unanswered
-from fedmjp.benchmarks.audit.app_loss import AppLoss, Examples, entries, joined, read_examples, run_steps
+from fedmjp.benchmarks.audit.app_loss import AppLoss, Examples, entries, joined, read_examples
 from fedmjp.benchmarks.audit.intervals import LEVEL, Interval, area_interval, area_under_curve, rate_at, rounded
 from fedmjp.benchmarks.audit.probe.losses import DIGEST_BYTES
+from fedmjp.benchmarks.audit.rerunning import run_steps
 from fedmjp.benchmarks.audit.running import Records, lines
 from fedmjp.errors import BadInputError
 
