@@ -32,7 +32,7 @@ from fedmjp.benchmarks.audit.labels import LabelCase, judge_labels
 from fedmjp.benchmarks.audit.membership import ClientUpdate, judge_membership
 from fedmjp.benchmarks.audit.network import Network, by_name, draw_unsent, load_network, take_in
 from fedmjp.benchmarks.audit.noise import Repeats, measure_change, measure_repeats
-from fedmjp.benchmarks.audit.protections import read_mods, verify
+from fedmjp.benchmarks.audit.protections import SECURE_SUM, is_masked, read_mods, verify
 from fedmjp.benchmarks.audit.recipe import (
     as_one_group,
     channels,
@@ -43,6 +43,7 @@ from fedmjp.benchmarks.audit.recipe import (
     unreadable,
 )
 from fedmjp.benchmarks.audit.running import AppRun, Records, RunOptions, lines, one_line, play
+from fedmjp.benchmarks.audit.sums import SUM, read_sum
 from fedmjp.benchmarks.audit.wire import Answer, leaves, read_answers, server_controls
 from fedmjp.benchmarks.audit.wording import figure
 from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
@@ -186,6 +187,7 @@ def examine(
         "protections": [],
         "mods": read_mods(records),
         "advice": None,
+        "sum_of_clients": None,
         "problem": run.problem,
         "control": None,
         "counterfactual": [],
@@ -198,7 +200,14 @@ def examine(
     report["protections"] = [asdict(protection) for protection in verify(records, recipe, answers)]
     if recipe["trains"]:
         on_stage("attacks on what was sent")
-        _attack(records, answers, findings)
+        is_in_clear = any((row["protection"], row["verified"]) == (SECURE_SUM, "no") for row in report["protections"])
+        takes_sum = is_masked(records) and not (report["network_uploads"] or is_in_clear)
+        summed = read_sum(records) if takes_sum else None
+        if summed is None:
+            _attack(records, answers, findings)
+        else:
+            report["sum_of_clients"] = summed[2]
+            _attack(summed[0], [summed[1]], findings)
         drowned = any(protection["drowns"] for protection in report["protections"])
         # A batch whose stand-ins are all the same, as of a tokenizer that knows no word, is no single example.
         alone = recipe["examples"] == 1 and (recipe["batch_size"] == 1 or not report["stand_ins"])
@@ -301,7 +310,8 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
     ]  # fmt: skip
     nodes = list(dict.fromkeys(answer.node for answer in answers))
     for case in sorted(attacked, key=lambda case: -case.best_recovery):
-        where = f"client {1 + nodes.index(case.answer.node)}, round {case.answer.server_round}"
+        client = "the sum" if case.answer.message == SUM else f"client {1 + nodes.index(case.answer.node)}"
+        where = f"{client}, round {case.answer.server_round}"
         _report_recovered(where, case, findings)
     reasons = {row["attack"]: row["reason"] for row in report["attacks"] if not row["applies"]}
     report["records"] = summarise_records(report["recovered"], reasons)

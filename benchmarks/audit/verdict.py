@@ -239,4 +239,8 @@ def answers(report: Mapping[str, Any]) -> list[QuestionAnswer]:
     word = "In part" if features and honest.outcome != "LEAKS" else words[honest.outcome]
     also = "" if find_records(report)["kind"] == "features" else features
     records = QuestionAnswer("Do records come back?", word, f"{honest.said} {also}".rstrip())
-    return [answer_labels(report), answer_membership(report), records]
+    given = [answer_labels(report), answer_membership(report), records]
+    if not (count := report.get("sum_of_clients")):
+        return given
+    masked = f"An upload alone is masked; the server gets the sum over {count} clients, which this is of."
+    return [entry._replace(said=f"{masked} {entry.said}") for entry in given]
