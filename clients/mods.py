@@ -3,7 +3,7 @@
 A mod changes the reply to a train message before it leaves the app. What it does not touch:
 
 - **Metrics and settings in the reply leave in clear**: losses, accuracies, numbers of examples. So do whole numbers
-  among the arrays (counters of a normalisation layer).
+  among the arrays (counters of a normalisation layer); under ``local_dp`` the server gets its own back.
 - Replies to other messages (evaluate, query) pass.
 - A mod is code of the app: it holds for honest apps.
 

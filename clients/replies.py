@@ -145,15 +145,15 @@ def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, bool]]
 
 
 def _minus(tensor: Tensor, base: Tensor) -> Tensor:
-    """Subtract in float32 at least; whole numbers stay as they are."""
+    """Subtract in float32 at least; of whole numbers and truth values, the bits that differ."""
     if not tensor.is_floating_point():
-        return tensor
+        return tensor ^ base.to(tensor.dtype)
     wide = torch.promote_types(tensor.dtype, torch.float32)
     return tensor.to(wide) - base.to(wide)
 
 
 def _plus(base: Tensor, change: Tensor) -> Tensor:
-    return base.to(change.dtype) + change if change.is_floating_point() else change
+    return base.to(change.dtype) + change if change.is_floating_point() else base.to(change.dtype) ^ change
 
 
 def _examples(reply: Message) -> int | None:

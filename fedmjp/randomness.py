@@ -7,6 +7,7 @@ its CPU generator with 32 bits, which can be tried one by one, so a client that 
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -47,6 +48,15 @@ class Randomness(ABC):
         """
 
     @abstractmethod
+    def bits(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Draw int64 values on the CPU of 64 independent fair bits each.
+
+        Args:
+            name: Of the tensor.
+            shape: Of the tensor.
+        """
+
+    @abstractmethod
     def generator(self) -> torch.Generator:
         """Make a generator on the CPU, for the order of a shuffle; noise that protects is drawn by name."""
 
@@ -79,6 +89,13 @@ class SeededRandomness(Randomness):
         return torch.rand(tuple(shape), generator=self.of(name).generator())
 
     @override
+    def bits(self, name: str, shape: Sequence[int]) -> Tensor:
+        import torch
+
+        values = torch.empty(tuple(shape), dtype=torch.int64)
+        return values.random_(torch.iinfo(torch.int64).min, None, generator=self.of(name).generator())
+
+    @override
     def generator(self) -> torch.Generator:
         return torch_generator(self.seed, *self.purpose)
 
@@ -108,6 +125,16 @@ class SystemRandomness(Randomness):
         return torch.from_numpy(values.astype(np.float32)).reshape(tuple(shape))
 
     @override
+    def bits(self, name: str, shape: Sequence[int]) -> Tensor:
+        import torch
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+        # AES in counter mode under a key of the system's: three times as fast as the system itself.
+        stream = Cipher(algorithms.AES256(os.urandom(32)), modes.CTR(os.urandom(16))).encryptor()
+        values = np.frombuffer(bytearray(stream.update(bytes(8 * math.prod(shape)))), dtype=np.int64)
+        return torch.from_numpy(values).reshape(tuple(shape))
+
+    @override
     def generator(self) -> torch.Generator:
         import torch
 
@@ -119,5 +146,4 @@ class SystemRandomness(Randomness):
 
 
 def _integers(shape: Sequence[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
-    count = int(np.prod(shape, dtype=np.int64))
-    return np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(64 - UNIFORM_BITS)
+    return np.frombuffer(os.urandom(8 * math.prod(shape)), dtype=np.uint64) >> np.uint64(64 - UNIFORM_BITS)

@@ -35,6 +35,7 @@ from fedmjp.benchmarks.audit.probe import mods
 from fedmjp.benchmarks.audit.protections import read_mods, verify
 from fedmjp.benchmarks.audit.recipe import unreadable
 from fedmjp.benchmarks.audit.running import Records, RunOptions, count_in_error, play, said_of
+from fedmjp.benchmarks.audit.sums import UNEVEN, spread_of_masks
 from fedmjp.benchmarks.audit.wire import Answer
 from fedmjp.clients.mods import defence_mod
 from fedmjp.errors import AppError, BadInputError
@@ -469,7 +470,7 @@ def masked_round(root: Path, *, weights: list[float], noise: float, in_clear: bo
         np.savez(records.evaluator / f"1-{node}-trained.npz", layer=start + step)
         mask = 0 if in_clear else generator.integers(0, 2**32, size=start.shape)
         content = io.BytesIO()
-        np.save(content, ((start + step + 8) * 2**18).astype(np.int64) + mask)
+        np.save(content, (((start + step + 8) * 2**18).astype(np.int64) + mask) % 2**32)
         values = {"masked_params": [in_bytes(content.getvalue())]}
         answer = {"way": "up", "type": "train", "round": 1, "id": "a", "reply_to": f"1-{node}", "node": node}
         lines.append({**answer, "records": {"configs": {"kind": "config", "values": values}}})
@@ -493,6 +494,15 @@ def test_a_secure_sum_is_told_from_what_only_looks_like_one(
     found = verify(masked_round(tmp_path / "audit", weights=weights, noise=noise, in_clear=in_clear), {}, [])
     assert [(one.protection, one.verified) for one in found] == [("secure sum", verified)]
     assert said in found[0].said
+    if verified != "no":
+        assert "spread evenly over their modulus" in found[0].said
+
+
+def test_integers_of_masks_are_even_over_their_modulus_and_others_are_not(tmp_path: Path) -> None:
+    for in_clear in (False, True):
+        records = masked_round(tmp_path / str(in_clear), weights=[0.5, 0.5, 0.5], noise=0.0, in_clear=in_clear)
+        assert (float(spread_of_masks(records) or 0.0) > UNEVEN) is not in_clear
+    assert spread_of_masks(Records(tmp_path)) is None
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The audit's three questions in numbers: membership, labels, and what fewer pictures or steps would give away."""
 
 import copy
+import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -24,9 +25,11 @@ from fedmjp.benchmarks.audit.intervals import area_interval, area_under_curve, r
 from fedmjp.benchmarks.audit.labels import LabelCase, batch_statistics, count_update, judge_labels
 from fedmjp.benchmarks.audit.membership import REGRESSION, RIDGE, ClientUpdate, Scorer, judge_membership
 from fedmjp.benchmarks.audit.network import by_name, take_in
+from fedmjp.benchmarks.audit.noise import measure_change
 from fedmjp.benchmarks.audit.probe import watching
 from fedmjp.benchmarks.audit.recipe import read_recipe
 from fedmjp.benchmarks.audit.running import Records, lines
+from fedmjp.benchmarks.audit.sums import SUM, read_sum
 from fedmjp.threat import ThreatModel
 from tests.test_audit_recipe import hooks
 
@@ -99,6 +102,47 @@ def binary(output: Tensor, target: Tensor) -> Tensor:
 
 def square(output: Tensor, target: Tensor) -> Tensor:
     return 0.3 * F.mse_loss(output, target)
+
+
+@pytest.mark.usefixtures("hooks")
+def test_a_masked_sum_is_one_upload_of_all_clients_together(tmp_path: Path) -> None:
+    """One step of each client: their average is a step on the gradient of all records, by linearity."""
+    network = nn.Sequential(nn.Linear(WIDTH, 3))
+    updates, records, stated = two_clients(tmp_path, network, classes_of, entropy, steps=1)
+    start = {name: value.numpy() for name, value in network.state_dict().items()}
+    records.server.mkdir()
+    arrays = {"arrays": {"kind": "arrays", "entries": {"0.weight": ["float32", [3, WIDTH], 0]}}}
+    for number in (1, 2):
+        halves = {name: sum(update.update[name] for update in updates).numpy() / 2 for name in start}  # type: ignore[union-attr]
+        weights = {f"arrays/{name}": value + (number - 1) * halves[name] for name, value in start.items()}
+        np.savez(records.server / f"{number}.npz", **weights)
+        with (records.server / "wire.jsonl").open("a") as file:
+            for node in (1, 2):
+                line = {"way": "down", "type": "train", "node": node, "round": number, "records": arrays}
+                file.write(json.dumps({**line, "id": f"m{node}", "file": f"{number}.npz"}) + "\n")
+    summed = read_sum(records)
+    assert summed is not None
+    whole, total, clients = summed
+    assert clients == 2
+    private = read_private(whole.evaluator, total.message, [0.0], [1.0])
+    assert private is not None
+    inputs = torch.cat([drawn(100, WIDTH, seed=node)[:RECORDS] for node in (1, 2)])
+    labels = torch.cat([classes_of(node)[:RECORDS] for node in (1, 2)])
+    torch.testing.assert_close(torch.cat(private.entered), inputs)
+    assert private.labels is not None
+    assert private.labels.tolist() == labels.tolist()
+    recipe = read_recipe(whole, total.message)
+    assert (recipe["examples"], recipe["batch_size"], recipe["steps"]) == (2 * RECORDS, 2 * RECORDS, 1)
+    module = copy.deepcopy(network)
+    F.cross_entropy(module(inputs), labels).backward()
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(total.update[name], -0.5 * parameter.grad, atol=1e-6, rtol=1e-4)  # type: ignore[operator]
+    change = measure_change(total, whole.evaluator)
+    assert change is not None
+    assert abs(change.factor - 1) < 1e-4
+    case = LabelCase(SUM, module, total.update, total.update, ThreatModel(update="delta"), True, False)
+    judged = judge_labels([case], whole, {**recipe, "loss": stated})
+    assert (judged["examples"], judged["classes"]) == (2 * RECORDS, 3)
 
 
 @pytest.mark.usefixtures("hooks")

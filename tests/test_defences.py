@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedmjp.defences import DEFENCES
-from fedmjp.defences.accounting import composed_epsilon, noise_multiplier
+from fedmjp.defences.accounting import composed_epsilon
 from fedmjp.defences.base import Client, Defence, Drawn
 from fedmjp.defences.gaussian import Gaussian
 from fedmjp.defences.jigsaw import Jigsaw
@@ -177,7 +177,7 @@ BAD = [
     ("local_dp:clipping_norm=0", "clipping_norm"),
     ("local_dp:rounds=0", "rounds"),
     ("local_dp:epsilon=1e308", "epsilon"),
-    ("dp_sgd:sampling_rate=0", "sampling_rate"),
+    ("dp_sgd:sampling_rate=0.01", "unknown key 'sampling_rate'"),
     ("dp_sgd:steps=0", "steps"),
     ("soteria:pruned=1", "pruned"),
     ("secure_sum:clients=1", "clients"),
@@ -442,7 +442,7 @@ def test_local_dp_noise_is_that_of_its_calibration_on_every_entry() -> None:
     for name in ("w", "zeros"):
         noise = (protected[name] - clipped[name]) / defence.noise_on(protected[name])
         assert stats.kstest(noise.numpy(), "norm").pvalue > 1e-4
-    assert torch.equal(protected["n"], update["n"])
+    assert not protected["n"].any()
 
 
 @pytest.mark.parametrize("byte", [b"\x00", b"\xff"])
@@ -492,15 +492,6 @@ def test_dp_sgd_counts_steps_and_refuses_more_pictures_than_it_divides_by() -> N
     assert (spent.relation, spent.unit) == ("add-or-remove-one", "picture")
     with pytest.raises(DefenceError, match="set it to 3"):
         defence.protect_examples({"w": torch.zeros(3, 2)}, randomness=SEEDED)
-
-
-@pytest.mark.parametrize(("epsilon", "steps", "rate"), [(0.3, 100, 0.01), (1.0, 1000, 0.01), (2.0, 10, 0.1)])
-def test_dp_sgd_with_sampling_costs_what_was_asked(epsilon: float, steps: int, rate: float) -> None:
-    multiplier = noise_multiplier(epsilon, 1e-5, steps, rate)
-    accountant = PLDAccountant()
-    accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(multiplier)), steps))
-    assert 0.99 * epsilon < accountant.get_epsilon(1e-5) <= epsilon
-    assert make("dp_sgd", epsilon=epsilon, steps=steps, sampling_rate=rate).spent(steps).epsilon <= epsilon
 
 
 def _official_mask(features: Tensor, pictures: Tensor, percentile: float) -> np.ndarray[Any, Any]:

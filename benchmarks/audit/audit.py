@@ -19,12 +19,20 @@ from fedmjp.benchmarks.audit.attacking import BROKE, LATE, NOT_RUN, Attempt, att
 from fedmjp.benchmarks.audit.cheating import play_servers
 from fedmjp.benchmarks.audit.control import Control, make_control
 from fedmjp.benchmarks.audit.counterfactual import Rerun, trace_curve
-from fedmjp.benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored, summarise_records
+from fedmjp.benchmarks.audit.evaluating import (
+    Private,
+    leaking,
+    read_private,
+    returned_levels,
+    score_classes,
+    scored,
+    summarise_records,
+)
 from fedmjp.benchmarks.audit.labels import LabelCase, judge_labels
 from fedmjp.benchmarks.audit.membership import ClientUpdate, judge_membership
 from fedmjp.benchmarks.audit.network import Network, by_name, draw_unsent, load_network, take_in
 from fedmjp.benchmarks.audit.noise import Repeats, measure_change, measure_repeats
-from fedmjp.benchmarks.audit.protections import read_mods, verify
+from fedmjp.benchmarks.audit.protections import SECURE_SUM, is_masked, read_mods, verify
 from fedmjp.benchmarks.audit.recipe import (
     as_one_group,
     channels,
@@ -35,6 +43,7 @@ from fedmjp.benchmarks.audit.recipe import (
     unreadable,
 )
 from fedmjp.benchmarks.audit.running import AppRun, Records, RunOptions, lines, one_line, play
+from fedmjp.benchmarks.audit.sums import SUM, read_sum
 from fedmjp.benchmarks.audit.wire import Answer, leaves, read_answers, server_controls
 from fedmjp.benchmarks.audit.wording import figure
 from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
@@ -178,6 +187,7 @@ def examine(
         "protections": [],
         "mods": read_mods(records),
         "advice": None,
+        "sum_of_clients": None,
         "problem": run.problem,
         "control": None,
         "counterfactual": [],
@@ -190,7 +200,14 @@ def examine(
     report["protections"] = [asdict(protection) for protection in verify(records, recipe, answers)]
     if recipe["trains"]:
         on_stage("attacks on what was sent")
-        _attack(records, answers, findings)
+        is_in_clear = any((row["protection"], row["verified"]) == (SECURE_SUM, "no") for row in report["protections"])
+        takes_sum = is_masked(records) and not (report["network_uploads"] or is_in_clear)
+        summed = read_sum(records) if takes_sum else None
+        if summed is None:
+            _attack(records, answers, findings)
+        else:
+            report["sum_of_clients"] = summed[2]
+            _attack(summed[0], [summed[1]], findings)
         drowned = any(protection["drowns"] for protection in report["protections"])
         # A batch whose stand-ins are all the same, as of a tokenizer that knows no word, is no single example.
         alone = recipe["examples"] == 1 and (recipe["batch_size"] == 1 or not report["stand_ins"])
@@ -293,7 +310,8 @@ def _attack(records: Records, answers: Sequence[Answer], findings: Findings) -> 
     ]  # fmt: skip
     nodes = list(dict.fromkeys(answer.node for answer in answers))
     for case in sorted(attacked, key=lambda case: -case.best_recovery):
-        where = f"client {1 + nodes.index(case.answer.node)}, round {case.answer.server_round}"
+        client = "the sum" if case.answer.message == SUM else f"client {1 + nodes.index(case.answer.node)}"
+        where = f"{client}, round {case.answer.server_round}"
         _report_recovered(where, case, findings)
     reasons = {row["attack"]: row["reason"] for row in report["attacks"] if not row["applies"]}
     report["records"] = summarise_records(report["recovered"], reasons)
@@ -460,7 +478,13 @@ def _report_control(worst: Attacked, network: Network, findings: Findings) -> Co
     try:
         control = make_control(network, worst.private, sent=worst.update.keys() or None)
     except BadInputError as error:
-        report["control"] = {"made": False, "reason": one_line(str(error)), "leaks": [], "network_read": False}
+        report["control"] = {
+            "made": False,
+            "reason": one_line(str(error)),
+            "leaks": [],
+            "network_read": False,
+            "levels": [],
+        }
         return None
     attempts = attempt_all(network, control.update, control.threat)
     rows = []
@@ -473,16 +497,14 @@ def _report_control(worst: Attacked, network: Network, findings: Findings) -> Co
             pair = [pictures[0], attempt.made.images[0]]
             findings.strips.append((f"control: one known picture, undefended, {attempt.attack}", pair))
     kinds = {row["reveals"] for row in rows if row["role"] == "attack" and _succeeded(row)}
-    returned = summarise_records(rows, {attempt.attack: attempt.reason for attempt in attempts if not attempt.applies})
-    is_read = bool(returned["came_back"]) and returned["kind"] != "features"
+    levels = returned_levels(rows)
     reason = None
-    if not is_read:
-        reason = returned["why"] or (
-            f"of the undefended update of one known record, {returned['attack']} gives "
-            f"{'the inputs of one layer' if returned['came_back'] else 'nothing'} back, not the record"
-        )
+    if not levels:
+        reasons = {attempt.attack: attempt.reason for attempt in attempts if not attempt.applies}
+        reason = summarise_records(rows, reasons)["why"] or "no attack gets a known record's undefended update back"
     report["control"] = {
-        "made": True, "rows": rows, "leaks": sorted(kinds), "network_read": is_read, "reason": reason
+        "made": True, "rows": rows, "leaks": sorted(kinds), "network_read": bool(levels), "levels": levels,
+        "reason": reason,
     }  # fmt: skip
     return control
 

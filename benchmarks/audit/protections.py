@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from fedmjp.benchmarks.audit.noise import Change, Repeats, measure_change, measure_repeats
 from fedmjp.benchmarks.audit.running import Records, lines
-from fedmjp.benchmarks.audit.sums import Sum, fit_sum, read_round, strongest_correlation
+from fedmjp.benchmarks.audit.sums import UNEVEN, Sum, fit_sum, read_round, spread_of_masks, strongest_correlation
 from fedmjp.benchmarks.audit.wire import Answer
 from fedmjp.defences.accounting import composed_epsilon
 from fedmjp.defences.local_dp import LocalDp
@@ -17,6 +17,7 @@ ROUNDS = (1, 10, 100)
 TOLERANCE = 0.15  # by which measured noise may differ from what is stated
 POISSON = "UniformWithReplacementSampler"  # Opacus' name for it
 EACH_ONCE = ("RandomSampler", "SequentialSampler")  # of torch: each example is in one batch of a pass
+SECURE_SUM = "secure sum"
 PARALLEL = 0.9  # correlation from which on a masked message holds what it should hide
 
 Verified = Literal["yes", "no", "not measured"]
@@ -160,8 +161,8 @@ def _over_rounds(multiplier: float, releases: int, rate: float) -> str:
 
 
 def _of_sums(records: Records, answers: Sequence[Answer]) -> list[Protection]:
-    name = "secure sum"
-    if not _masked(records):
+    name = SECURE_SUM
+    if not is_masked(records):
         if not any(answer.kind in ("weights", "gradient") for answer in answers):
             return []
         return [Protection(name, None, "The server gets each client's own update, and adds them up itself.")]
@@ -181,12 +182,20 @@ def _of_sums(records: Records, answers: Sequence[Answer]) -> list[Protection]:
         return [Protection(name, "no", sentence)]
     masked = (
         f"No answer runs parallel to the update or weights that it hides: correlation at most {correlation:.2g}, where "
-        f"{PARALLEL:g} would give them away."
-    )
+        f"{PARALLEL:g} would give them away. {_judge_spread(spread_of_masks(records))}"
+    ).rstrip()
     fitted = fit_sum(first_weights, trained, next_weights)
     verified, sentence = _judge_sum(fitted, len(trained))
-    caveat = "That fewer clients, or clients and server together, cannot unmask one was not tested."
+    caveat = "How masks are drawn, and whether fewer clients, or some with the server, unmask one, was not tested."
     return [Protection(name, verified, f"{sentence} {masked} {caveat}")]
+
+
+def _judge_spread(p_value: float | None) -> str:
+    if p_value is None:
+        return ""
+    if p_value < UNEVEN:
+        return "But its integers are not spread evenly over their modulus, as those of a mask that hides all are."
+    return f"Its integers are spread evenly over their modulus (chi-square, p = {p_value:.2g}), as a mask's are."
 
 
 def _judge_sum(fitted: Sum | None, clients: int) -> tuple[Verified, str]:
@@ -208,8 +217,12 @@ def _judge_sum(fitted: Sum | None, clients: int) -> tuple[Verified, str]:
     return "yes", f"{sentence} {besides}"
 
 
-def _masked(records: Records) -> bool:
-    """Tell whether answers hold lists of bytes, as those of secure aggregation do."""
+def is_masked(records: Records) -> bool:
+    """Tell whether answers hold lists of bytes, as those of secure aggregation do.
+
+    Args:
+        records: Folders of the watched run.
+    """
     return any(
         isinstance(value, list) and value and isinstance(value[0], Mapping)
         for line in records.wire()

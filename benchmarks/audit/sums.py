@@ -1,29 +1,38 @@
 """Whether a secure sum is one: the next weights against every client's own update, and every message against its own.
 
 The evaluator knows each client's update from hooks. A sum holds several of them; a masked message runs parallel to
-none of the numbers that it hides.
+none of the numbers that it hides, and its integers are spread evenly over a modulus. The server gets the sum all the
+same: it is attacked as one upload of all clients together. How masks are drawn is not tested: Flower's SecAgg+ takes
+each from a generator with a seed of 32 bits, which whoever tries all seeds may find.
 """
 
+import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import chisquare
 from torch import Tensor
 
-from fedmjp.benchmarks.audit.evaluating import read_trained
+from fedmjp.benchmarks.audit.evaluating import read_batches, read_trained
 from fedmjp.benchmarks.audit.network import by_name
 from fedmjp.benchmarks.audit.noise import flat
-from fedmjp.benchmarks.audit.running import Records
+from fedmjp.benchmarks.audit.running import Records, lines
 from fedmjp.benchmarks.audit.verbatim import Vector, strongest_window, vectors
-from fedmjp.benchmarks.audit.wire import read_arrays
+from fedmjp.benchmarks.audit.wire import Answer, read_arrays
 
 ENTRIES = 2_000_000  # of all updates together that a sum is fitted on
 WINDOW = 4096  # numbers of a client's own that are looked for in its messages
 TAKES_PART = 0.1  # of the largest share, from which on a client is in a sum
+BINS = 16  # of the modulus, over which masked integers are spread
+FEWEST_MASKED = 1000  # integers of one upload that show how they are spread
+UNEVEN = 1e-6  # p value below which they are spread unevenly
+SUM = "sum"  # in place of a message's identifier: the sum of what clients trained in the first round
 BEYOND_DOUBT = 4.0  # standard errors
 
 
@@ -87,6 +96,89 @@ def _holds_arrays(line: Mapping[str, Any]) -> bool:
     return line["type"].partition(".")[0] == "train" and any(
         description["kind"] == "arrays" for description in described
     )
+
+
+def read_sum(records: Records) -> tuple[Records, Answer, int] | None:
+    """Take the sum that a server gets of masked uploads for one upload of all clients together; None without one.
+
+    Args:
+        records: Folders of the watched run; the evaluator's knowledge of the sum is written beside them.
+
+    Returns:
+        Folders that know what is behind the sum, the sum, whose arrays are the next weights, and its number of clients.
+    """
+    round_seen = read_round(records)
+    if round_seen is None or len(round_seen[1]) < 2:
+        return None
+    trained = round_seen[1]
+    asked = {
+        int(line["round"]): line["file"] for line in reversed(records.wire()) if _holds_arrays(line) and "file" in line
+    }
+    first_file, next_file = (records.server / str(asked[number]) for number in sorted(asked)[:2])
+    watched = {line["id"]: line for line in lines(records.evaluator / "seen.jsonl")}
+    seen = [watched[training.message] for training in trained]
+    whole = Records(records.root / SUM)
+    whole.evaluator.mkdir(parents=True, exist_ok=True)
+    for name in ("server", "model", "app"):
+        if not (whole.root / name).exists():
+            (whole.root / name).symlink_to(records.root / name)
+    for path in (*records.evaluator.glob("evaluated-*.npz"), records.evaluator / "stand-ins.jsonl"):
+        if path.exists() and not (whole.evaluator / path.name).exists():
+            (whole.evaluator / path.name).symlink_to(path)
+    batches = [list(read_batches(records.evaluator / f"{training.message}.npz")) for training in trained]
+    np.savez(whole.evaluator / f"{SUM}.npz", **_joined(batches))
+    digests = [np.load(records.evaluator / f"{training.message}-entered.npy") for training in trained]
+    np.save(whole.evaluator / f"{SUM}-entered.npy", np.concatenate(digests))
+    examples = [int(entry["examples"]) for entry in seen]
+    mean: dict[str, Any] = {
+        name: sum(
+            count / sum(examples) * training.weights[name].double().numpy()
+            for count, training in zip(examples, trained, strict=True)
+        )
+        for name in trained[0].weights
+    }
+    np.savez(whole.evaluator / f"{SUM}-trained.npz", **mean)
+    line = {
+        **seen[0],
+        "id": SUM,
+        "node": trained[0].node,
+        "sizes": [sum(sizes) for sizes in zip_longest(*(entry["sizes"] for entry in seen), fillvalue=0)],
+        "examples": sum(examples),
+        "labels": sum((Counter(entry["labels"]) for entry in seen), Counter()),
+    }
+    (whole.evaluator / "seen.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    return whole, Answer(SUM, 1, trained[0].node, first_file, next_file), len(trained)
+
+
+def _joined(clients: Sequence[Sequence[Mapping[str, Tensor]]]) -> dict[str, Any]:
+    """Join the batches of clients step by step, as files hold them; a tensor that a client lacks is left out."""
+    arrays: dict[str, Any] = {}
+    for place, batches in enumerate(zip_longest(*clients, fillvalue={})):
+        present = [batch for batch in batches if batch]
+        for name in set.intersection(*(set(batch) for batch in present)):
+            arrays[f"{place}/{name}"] = torch.cat([batch[name] for batch in present]).numpy()
+    return arrays
+
+
+def spread_of_masks(records: Records) -> float | None:
+    """Compute the least p value of uploads whose integers are even over their modulus; None where none holds integers.
+
+    The modulus is the one that the server names, else the next power of two.
+
+    Args:
+        records: Folders of the watched run.
+    """
+    values, moduli = list[float](), list[int]()
+    for line in records.wire():
+        for described in line.get("records", {}).values() if line["way"] == "down" else ():
+            moduli += [int(value) for name, value in described.get("values", {}).items() if name == "mod_range"]
+        for sent in _sent(line) if line["way"] == "up" and line["type"].startswith("train") else ():
+            is_whole = len(sent) >= FEWEST_MASKED and bool((sent == np.round(sent)).all()) and sent.max() > 2**16
+            if is_whole and sent.min() >= 0:
+                modulus = max([*moduli, 0]) or 2 ** math.ceil(math.log2(float(sent.max()) + 1))
+                counts = np.histogram(sent, BINS, (0, modulus))[0]
+                values.append(float(chisquare(counts).pvalue))
+    return min(1.0, min(values) * len(values)) if values else None
 
 
 def fit_sum(

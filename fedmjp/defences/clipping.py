@@ -37,21 +37,3 @@ def clip(update: Mapping[str, Tensor], norm: float) -> dict[str, Tensor]:
     if length <= norm:
         return dict(update)
     return {name: tensor * (norm / length) if tensor.is_floating_point() else tensor for name, tensor in update.items()}
-
-
-def clip_examples(gradients: Mapping[str, Tensor], norm: float) -> dict[str, Tensor]:
-    """Scale the gradient of each example down to a norm where it is longer.
-
-    Args:
-        gradients: (batch, *shape) by name.
-        norm: Largest Euclidean norm of an example's gradient, above 0.
-    """
-    import torch
-
-    # A tensor without dimensions has one number per example.
-    norms = [
-        torch.linalg.vector_norm(grad[:, None].flatten(1), dim=1, dtype=torch.float64) for grad in gradients.values()
-    ]
-    lengths = torch.linalg.vector_norm(torch.stack(norms), dim=0)
-    factors = (norm / lengths).clamp(max=1)  # a zero gradient has 1
-    return {name: grad * factors.to(grad).reshape(-1, *(1,) * (grad.dim() - 1)) for name, grad in gradients.items()}

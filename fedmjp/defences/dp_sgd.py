@@ -9,9 +9,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedmjp.config import Config
-from fedmjp.defences import clipping
-from fedmjp.defences.base import Spent, require_finite
-from fedmjp.defences.privacy import HIGHEST_EPSILON, Calibrated
+from fedmjp.defences.base import Spent
+from fedmjp.defences.privacy import HIGHEST_EPSILON, Calibrated, ClippingNorm
 from fedmjp.errors import DefenceError
 from fedmjp.randomness import Randomness
 
@@ -24,10 +23,9 @@ class DpSgdOptions(Config):
 
     epsilon: float = Field(8.0, gt=0, le=HIGHEST_EPSILON, description="that all steps together cost a picture")
     delta: float = Field(1e-5, gt=0, lt=1, description="of the same guarantee")
-    clipping_norm: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest norm of a picture's gradient")
+    clipping_norm: ClippingNorm = Field(1.0, description="largest norm of a picture's gradient")
     steps: int = Field(1, ge=1, description="steps of a client that the epsilon is for")
     steps_per_upload: int = Field(1, ge=1, description="steps behind one upload, to count what uploads cost")
-    sampling_rate: float = Field(1.0, gt=0, le=1, description="probability that a picture takes part in a step")
     batch_size: int = Field(1, ge=1, description="pictures expected in a step, by which their sum is divided")
 
 
@@ -37,8 +35,8 @@ class DpSgd(Calibrated):
     One picture more or less changes the sum of the clipped gradients by at most the clipping norm; the noise on
     the sum has the noise multiplier times that as its standard deviation. The sum is divided by ``batch_size``,
     which may not depend on the data. The multiplier is the smallest with which ``steps`` steps cost no more than
-    epsilon together, if every picture takes part in every step with probability ``sampling_rate``, independently
-    (Poisson sampling). Where batches are drawn otherwise, only a rate of 1 is a guarantee.
+    epsilon together, if a picture takes part in every one of them. Batches are drawn by shuffling here, so nothing is
+    credited to sampling: that needs batches of random size (Poisson sampling).
 
     Example:
         >>> spent = DpSgd({"epsilon": 4, "steps": 100}).spent(100)
@@ -52,20 +50,20 @@ class DpSgd(Calibrated):
     told = "clipping norm and standard deviation of the noise, not the factors of the clipping"
     stages = ("examples",)
     scope = "example"
+    sensitivity = 1
     options_type = DpSgdOptions
 
     @property
+    @override
     def multiplier(self) -> float:
-        """Return the noise's standard deviation on the sum of a batch, over the clipping norm."""
         from fedmjp.defences.accounting import noise_multiplier
 
-        options = self.options
-        return noise_multiplier(options.epsilon, options.delta, options.steps, options.sampling_rate)
+        return noise_multiplier(self.options.epsilon, self.options.delta, self.options.steps)
 
     @property
     @override
-    def deviation(self) -> float:
-        return self.multiplier * float(self.options.clipping_norm) / int(self.options.batch_size)
+    def divisor(self) -> int:
+        return int(self.options.batch_size)
 
     def protect_examples(self, gradients: Mapping[str, Tensor], *, randomness: Randomness) -> dict[str, Tensor]:
         """Combine clipped gradients and noise; arguments as for ``Defence.protect_examples``.
@@ -73,17 +71,14 @@ class DpSgd(Calibrated):
         Raises:
             DefenceError: If a value is not finite, or a step has more pictures than ``batch_size``.
         """
-        require_finite(gradients, self.name)
-        batch = max((len(gradient) for gradient in gradients.values()), default=0)
+        batch = len(next(iter(gradients.values())))
         if batch > self.options.batch_size:
             raise DefenceError(
                 f"{self.name}: a step has {batch} pictures, batch-size is {self.options.batch_size}; set it to {batch}"
             )
-        return {
-            name: gradient.sum(dim=0) / self.options.batch_size
-            + self.deviation * randomness.normal(name, gradient.shape[1:]).to(gradient)
-            for name, gradient in clipping.clip_examples(gradients, self.options.clipping_norm).items()
-        }
+        examples = [{name: gradient[place] for name, gradient in gradients.items()} for place in range(batch)]
+        nobody = {name: gradient.new_zeros(gradient.shape[1:]) for name, gradient in gradients.items()}
+        return self.release([nobody, *examples], randomness=randomness)
 
     def spent(self, uploads: int) -> Spent:
         """Compute the privacy that uploads cost a picture, which may take part in each step.
@@ -95,5 +90,5 @@ class DpSgd(Calibrated):
 
         options = self.options
         steps = uploads * options.steps_per_upload
-        epsilon = composed_epsilon(self.multiplier, options.delta, steps, options.sampling_rate)
+        epsilon = composed_epsilon(self.multiplier, options.delta, steps)
         return Spent(epsilon, options.delta, "add-or-remove-one", "picture", uploads)

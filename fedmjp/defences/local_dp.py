@@ -9,9 +9,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedmjp.config import Config
-from fedmjp.defences import clipping
-from fedmjp.defences.base import Client, Spent, require_finite
-from fedmjp.defences.privacy import HIGHEST_EPSILON, Calibrated
+from fedmjp.defences.base import Client, Spent
+from fedmjp.defences.privacy import HIGHEST_EPSILON, Calibrated, ClippingNorm
 from fedmjp.randomness import Randomness
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ class LocalDpOptions(Config):
 
     epsilon: float = Field(8.0, gt=0, le=HIGHEST_EPSILON, description="that all rounds together cost a client")
     delta: float = Field(1e-5, gt=0, lt=1, description="of the same guarantee")
-    clipping_norm: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest norm of the whole update")
+    clipping_norm: ClippingNorm = Field(1.0, description="largest norm of the whole update")
     rounds: int = Field(1, ge=1, description="uploads of a client that the epsilon is for")
 
 
@@ -48,30 +47,19 @@ class LocalDp(Calibrated):
     told = "clipping norm and standard deviation of the noise, not the factor of the clipping"
     stages = ("update",)
     scope = "update"
+    sensitivity = 2
     options_type = LocalDpOptions
 
     @property
+    @override
     def multiplier(self) -> float:
-        """Return the noise's standard deviation over twice the clipping norm."""
         from fedmjp.defences.accounting import noise_multiplier
 
         return noise_multiplier(self.options.epsilon, self.options.delta, self.options.rounds)
 
-    @property
-    @override
-    def deviation(self) -> float:
-        return self.multiplier * 2 * float(self.options.clipping_norm)
-
     @override
     def protect(self, update: Mapping[str, Tensor], client: Client, *, randomness: Randomness) -> dict[str, Tensor]:
-        require_finite(update, self.name)
-        clipped = clipping.clip(update, self.options.clipping_norm)
-        return {
-            name: tensor + self.deviation * randomness.normal(name, tensor.shape).to(tensor)
-            if tensor.is_floating_point()
-            else tensor
-            for name, tensor in clipped.items()
-        }
+        return self.release([update], randomness=randomness)
 
     @override
     def spent(self, uploads: int) -> Spent:
