@@ -22,7 +22,23 @@ UPLOAD = {
     **PICTURE, "upload": "client 1, round 1", "pictures": 8, "above_floor": 0, "psnr_worst_case": 18.0,
     "psnr_median": 9.0, "floor_median": 11.0, "floor_of_best": 17.7,
 }  # fmt: skip
-CONTROL = {"made": True, "rows": [{**UPLOAD, "psnr_worst_case": 107.0}], "leaks": ["pictures"], "network_read": True}
+LEVEL = {
+    "kind": "pictures", "attack": "patch_embedding", "came_back": 1, "of": 1, "best": 107.0, "floor": 11.0, "unit": "dB"
+}  # fmt: skip
+OF_FEATURES = {
+    **LEVEL,
+    "kind": "features",
+    "attack": "linear_inputs",
+    "best": 6e-9,
+    "floor": 1.0,
+    "unit": "relative error",
+}
+CONTROL = {"made": True, "rows": [], "leaks": ["pictures"], "network_read": True, "levels": [LEVEL]}
+EASIER = {
+    "pictures": 4, "steps": 1, "labels_right": 1.0, "membership_auc": None, "best": 0.8, "unit": "relative error",
+    "kind": "features", "came_back": 0, "attacks": ["linear_inputs"],
+}  # fmt: skip
+SINGLE = {**EASIER, "pictures": 1, "best": 1e-7, "came_back": 1}
 FISHING = {"server": "class_fishing", "played": True, "leaks": True, "psnr": 114.2, "floor": 11.0, "said": "a picture"}
 LEAK = {"what": "an upload is of one example alone", "evidence": "by rule"}
 
@@ -68,6 +84,46 @@ def test_the_policy_holds_only_where_an_attack_that_works_got_nothing(
     assert honest.outcome == outcome
     assert said in honest.said
     assert exit_code(report) == {"HOLDS": 0, "LEAKS": 1, "UNKNOWN": 2}[outcome]
+
+
+def test_no_record_comes_back_only_where_the_same_attack_reads_the_control() -> None:
+    features = {**unanswered()["records"], "of": 32, "kind": "features", "attack": "linear_inputs", "best": 0.84,
+                "floor": 1.0, "unit": "relative error"}  # fmt: skip
+    row = {**UPLOAD, "attack": "linear_inputs", "reveals": "features", "features": 32, "features_near": 0}
+    report = report_of(recovered=[row], records=features, control={**CONTROL, "levels": [OF_FEATURES]})
+    answer = answers({**report, "counterfactual": [SINGLE, EASIER]})[2]
+    assert answer.answer == "No"
+    assert answer.said == (
+        "No feature came back: best relative error 0.84; a blank guess gets 1 (linear_inputs). The control, one known "
+        "record without a defence, came back, its features alone: best relative error 6e-09; a blank guess gets 1 "
+        "(linear_inputs). A smaller update, of the app's own step, gives back: 1 of 1 feature with 1 record in one "
+        "step; none with 4 records in one step."
+    )
+    other_attack = answers({**report, "control": CONTROL})[2]
+    assert other_attack.answer == "Not known"
+    assert "nothing out of the undefended control" in other_attack.said
+    partly = {**report, "recovered": [{**row, "features_near": 3}], "records": {**features, "came_back": 3}}
+    assert answers(partly)[2].answer == "In part"
+
+
+@pytest.mark.parametrize(
+    ("curve", "word"),
+    [
+        ([SINGLE, EASIER], "No"),
+        ([SINGLE, EASIER, {**EASIER, "pictures": 8, "came_back": 1}], "Not known"),  # a harder one gave something
+        ([SINGLE, {**EASIER, "pictures": 16}], "Not known"),  # of more records than the app's own step
+        ([SINGLE, {**EASIER, "attacks": ["labels"], "came_back": None}], "Not known"),
+        ([], "Not known"),
+    ],
+)
+def test_an_update_that_no_attack_reads_is_judged_by_easier_ones_of_the_apps_own(
+    curve: list[dict[str, Any]], word: str
+) -> None:
+    control = {**CONTROL, "levels": [OF_FEATURES]}
+    report = report_of(recovered=[], refused=["3 steps of Adam"], control=control, counterfactual=curve)
+    answer = answers(report)[2]
+    assert answer.answer == word
+    assert ("No feature came back even of 4 records in 1 step" if word == "No" else "3 steps of Adam") in answer.said
 
 
 @pytest.mark.parametrize(
@@ -195,9 +251,7 @@ def test_what_to_switch_on_follows_the_verdicts() -> None:
 
 def test_the_first_screen_says_who_when_and_what_to_do(tmp_path: Path) -> None:
     pair = [torch.rand(3, 8, 8), torch.rand(3, 8, 8)]
-    curve = {"pictures": 1, "steps": 1, "labels_right": 1.0, "membership_auc": None, "best": 63.0, "unit": "dB",
-             "came_back": 1}  # fmt: skip
-    report = report_of(cheating=[FISHING], counterfactual=[curve])
+    report = report_of(cheating=[FISHING], counterfactual=[SINGLE])
     write_report(Findings(report, strips=[("control", pair), ("client 1", pair)]), tmp_path, command="fedmjp audit APP")
     for name in (PAGE, SUMMARY):
         page = (tmp_path / name).read_text()

@@ -148,6 +148,25 @@ def test_what_a_step_sends_and_a_head_alone_are_read_too() -> None:
     assert float(errors(moved, inputs_of(module, "fc1", pictures).detach()).max()) < EXACT
 
 
+@pytest.mark.parametrize("count", [2, 8])
+def test_a_change_of_rounded_weights_is_read_as_well_as_rounding_leaves_it(count: int) -> None:
+    """A step in float32 that is taken as weights less weights: its rank is of records, not of rounding."""
+    module, pictures = drawn(Quickstart), torch.stack([picture.image for picture in bundled_pictures(8, size=32)])
+    pictures = (pictures[:count] - 0.5) / 0.5
+    parameters = dict(module.named_parameters())
+    changes = {
+        name: (parameters[name].detach() - 0.01 * slope) - parameters[name].detach()
+        for name, slope in gradient(module, pictures).items()
+    }
+    network = LayeredNetwork(module, (3, 32, 32), frozenset(changes))
+    threat = ThreatModel(update="delta", local_learning_rate=0.01, batch_size=count)
+    upload = Upload(changes, "delta", count, 1, 0, "")
+    (moved,) = ATTACKS.get("linear_inputs")().run([upload], network, threat, generator=torch.Generator())  # type: ignore[arg-type]
+    assert isinstance(moved, Features)
+    assert moved.diagnostics["rank"] == count
+    assert float(errors(moved, inputs_of(module, "fc1", pictures).detach()).max()) < 1e-2
+
+
 def test_layers_are_told_by_what_they_do() -> None:
     module = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 6, 6), nn.ReLU(inplace=True),

@@ -81,11 +81,6 @@ class LinearInputs(Attack[Entrance, Features]):
         layer = first_layer(model)
         assert layer is not None  # noqa: S101 (else refused)
         inputs = read_inputs(upload, model, threat, layer, samples=self.options.samples, generator=generator)
-        if inputs.rank > upload.num_examples:
-            raise AttackNotApplicableError(
-                f"{self.name}: the gradient of {layer.weight} has rank {inputs.rank}: more rows went in than "
-                f"{upload.num_examples}, as in several steps or under noise"
-            )
         count = names.HEAD_BIAS in upload.tensors
         labels = labels_of(upload, model, threat) if count else (UNKNOWN_LABEL,) * upload.num_examples
         diagnostics = {
@@ -175,5 +170,14 @@ def read_inputs(
         model.get_parameter(layer.weight).detach().double().flatten(1),
         model.get_parameter(layer.bias).detach().double(),
     )
-    gradient = LayerGradient(weight.flatten(1), bias, *values)
+    noise = _rounding(values[0], threat) if upload.kind == "delta" else 0.0
+    gradient = LayerGradient(weight.flatten(1), bias, *values, noise=noise)
     return separate(gradient, upload.num_examples, samples=samples, generator=generator)
+
+
+def _rounding(weight: Tensor, threat: ThreatModel) -> float:
+    """Compute the standard deviation that rounding to float32 leaves in a gradient taken from a change of weights."""
+    sizes = weight.abs().float()
+    units = torch.nextafter(sizes, torch.full_like(sizes, torch.inf)) - sizes
+    deviation = (threat.local_steps * units.double().square().mean() / 12).sqrt()  # uniform, half a unit to each side
+    return float(deviation) / abs(threat.gradients_in_delta * threat.local_learning_rate)

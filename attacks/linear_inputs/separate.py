@@ -12,14 +12,16 @@ A = L R and a matrix Q (B, B). Three rules find Q, the cheap ones first:
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 ROUNDING = 1e-7  # of float32, relative to the largest singular value
+ABOVE_NOISE = 1.5  # of the largest singular value of noise alone, above which one is of records
 PARALLEL = 1e-5  # sine of the angle between rows that are one record's
+BY_CHANCE = 1.0  # rows that may be so near to another one without being the same record's
 CLOSE = 1e-3  # entry of a column of D that counts as zero at first, relative to its row of L
 QUIET = 1e-2  # of noise, relative to its size, up to which a row is used
 AGREES = 0.99  # share of neurons that a certified record activates exactly where its column of D is not zero
@@ -35,6 +37,7 @@ class LayerGradient:
     bias: Tensor  # (outputs,) gradient
     layer_weight: Tensor  # (outputs, inputs), as the server sent it
     layer_bias: Tensor  # (outputs,)
+    noise: float = 0.0  # standard deviation of an entry of the weight's gradient, as rounding of sent weights leaves
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class LayerInputs:
     slopes: Tensor  # (records, outputs)
     certified: Tensor  # (records,) bool
     misfit: float  # of the gradient, relative to its size
-    rank: int  # of the gradient, up to its noise
+    rank: int  # of the gradient, up to its noise; above the number of records where more is in it
 
 
 def separate(gradient: LayerGradient, records: int, *, samples: int, generator: torch.Generator) -> LayerInputs:
@@ -60,25 +63,27 @@ def separate(gradient: LayerGradient, records: int, *, samples: int, generator: 
     scale = gradient.weight.norm() / gradient.bias.norm().clamp_min(torch.finfo(torch.float64).tiny)
     whole = torch.cat([gradient.weight, scale * gradient.bias[:, None]], 1)
     left_vectors, values, right_vectors = torch.linalg.svd(whole, full_matrices=False)
-    rank, noise = _rank(values, whole.shape)
+    rank, noise = _rank(values, whole.shape, gradient.noise)
     if records == 1 or rank <= 1:
         return _single(gradient, records, rank)
-    if rank > records:
-        return LayerInputs(
-            torch.zeros(records, gradient.weight.shape[1]).to(whole),
-            torch.zeros(records, len(whole)).to(whole),
-            torch.zeros(records, dtype=torch.bool, device=whole.device),
-            float(values[records:].norm() / values.norm()),
-            rank,
-        )
-    factor, rows = left_vectors[:, :rank] * values[:rank], right_vectors[:rank]
+    if rank > records:  # what exceeds the records, as several steps leave it, is taken for noise
+        noise = max(noise, float(values[records]) / (whole.shape[0] ** 0.5 + whole.shape[1] ** 0.5))
+    factor, rows = left_vectors[:, : min(rank, records)] * values[: min(rank, records)], right_vectors[:records]
     search = _Search(factor, noise, generator)
+    assemble = partial(_assembled, replace(gradient, noise=noise), factor, rows[: search.rank], records, float(scale))
+    inputs = _search_rows(search, assemble, samples)
+    return inputs if rank <= records else replace(inputs, certified=torch.zeros_like(inputs.certified), rank=rank)
+
+
+def _search_rows(
+    search: "_Search", assemble: Callable[[Tensor, Tensor | None], LayerInputs], samples: int
+) -> LayerInputs:
+    """Search for rows of single neurons first, then for columns unless there are too many of them."""
     own_rows = _parallel_rows(search)
-    assemble = partial(_assembled, gradient, factor, rows, records, float(scale))
     peeled = assemble(own_rows, None)
-    if len(own_rows) == rank:
+    if len(own_rows) == search.rank:
         return assemble(own_rows, torch.linalg.inv(own_rows))
-    if rank > MOST_SEPARATED:
+    if search.rank > MOST_SEPARATED:
         return peeled
     searched = _searched(search, assemble, samples)
     return searched if int(searched.certified.sum()) > int(peeled.certified.sum()) else peeled
@@ -105,15 +110,18 @@ def _searched(search: "_Search", assemble: Callable[[Tensor, Tensor | None], Lay
     return best
 
 
-def _rank(values: Tensor, shape: torch.Size) -> tuple[int, float]:
-    """Return the rank up to noise, and the noise's standard deviation in an entry, by the gap of singular values."""
-    floor = ROUNDING * float(values[0])
-    logs = values.clamp_min(floor).log()
+def _rank(values: Tensor, shape: torch.Size, least: float) -> tuple[int, float]:
+    """Return the rank up to noise, and the noise's standard deviation in an entry, by the gap of singular values.
+
+    Noise of a standard deviation s alone has singular values of up to s (m^.5 + n^.5).
+    """
+    edge, floor = shape[0] ** 0.5 + shape[1] ** 0.5, ROUNDING * float(values[0])
+    logs = values.clamp_min(max(floor, edge * least)).log()
     rank = int((logs[:-1] - logs[1:]).argmax()) + 1 if len(values) > 1 else 1
     if float(values[min(rank, len(values) - 1)]) > 0.03 * float(values[rank - 1]):  # no gap: it has full rank
-        rank = int((values > 30 * floor).sum())
+        rank = int((values > max(30 * floor, ABOVE_NOISE * edge * least)).sum())
     remainder = float(values[rank]) if rank < len(values) else 0.0
-    return max(rank, 1), max(remainder / (shape[0] ** 0.5 + shape[1] ** 0.5), floor / (shape[0] * shape[1]) ** 0.25)
+    return max(rank, 1), max(remainder / edge, floor / (shape[0] * shape[1]) ** 0.25, least)
 
 
 def _single(gradient: LayerGradient, records: int, rank: int) -> LayerInputs:
@@ -128,12 +136,18 @@ def _single(gradient: LayerGradient, records: int, rank: int) -> LayerInputs:
 
 
 def _parallel_rows(search: "_Search") -> Tensor:
-    """Return the directions (found, rank) that rows share which one record alone activates."""
+    """Return the directions (at most rank, rank) that rows share which one record alone activates.
+
+    In few dimensions and under noise, rows of several records look parallel by chance: then none is returned.
+    """
     units = search.units
     sines = torch.stack([(units - (units @ unit)[:, None] * unit).norm(dim=1) for unit in units])
     noise = search.tolerance.clamp_min(PARALLEL)
-    pairs = sines < torch.maximum(noise[:, None], noise)
+    limits = torch.maximum(noise[:, None], noise)
+    pairs = sines < limits
     directions: list[Tensor] = []
+    if float(limits.pow(search.rank - 1).sum()) > BY_CHANCE:
+        return search.factor[:0]
     free = torch.ones(len(units), dtype=torch.bool, device=units.device)
     for place in pairs.sum(1).argsort(descending=True).tolist():
         members = pairs[place] & free
@@ -141,7 +155,7 @@ def _parallel_rows(search: "_Search") -> Tensor:
             signs = (units[members] @ units[place]).sign()
             directions.append((signs[:, None] * search.factor[members]).sum(0))
             free &= ~members
-    return torch.stack(directions) if directions else units.new_zeros(0, units.shape[1])
+    return torch.stack(directions[: search.rank]) if directions else units.new_zeros(0, units.shape[1])
 
 
 class _Search:
@@ -244,9 +258,9 @@ def _assembled(
     slopes[:count] = (factor @ columns).mT * constants
     explained = slopes.mT @ rows
     misfit = float((gradient.weight - explained).norm() / gradient.weight.norm())
-    size = slopes[:count].abs().amax(1, keepdim=True)
+    least = (PARALLEL * slopes[:count].abs().amax(1, keepdim=True)).maximum(10 * gradient.noise * constants.abs())
     live = gradient.weight.norm(dim=1) > QUIET * 1e-3 * gradient.weight.norm(dim=1).max()
-    nonzero = slopes[:count].abs() > PARALLEL * size
+    nonzero = slopes[:count].abs() > least
     near = logits.abs() < 1e-3 * logits.abs().amax(1, keepdim=True)
     agree = ((nonzero == (logits > 0)) | near)[:, live].double().mean(1)
     certified[:count] = (agree >= AGREES) & (misfit < QUIET)

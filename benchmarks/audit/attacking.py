@@ -37,6 +37,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 }
 BROKE = "broke down, which says nothing"
 MOST_SECONDS = 30.0  # of processors, that one of them may take: where labels are hidden, class_token searches
+NO_TIME = "not run: it takes longer than there is time for here"
 LATE = f"did not end within {MOST_SECONDS:g} s of processors, which says nothing"
 OF_EMBEDDINGS = "not run: this transformer's embeddings are attacked instead"
 NOT_RUN = "not run: a search, of minutes to hours, or a guess that has another floor here"
@@ -132,6 +133,8 @@ def attempt(
             return Attempt(*about, applies=False, reason=refusal)
         if name not in RUN:
             return Attempt(*about, applies=True, reason=NOT_RUN)
+        if float(OPTIONS.get(name, {}).get("seconds", 0)) > seconds:
+            return Attempt(*about, applies=True, reason=NO_TIME)
         started = time.monotonic()
         adversary = Adversary(network.seen, threat, seed=0)  # type: ignore[arg-type]  # what needs a network has one
         with _limited(seconds):

@@ -19,7 +19,15 @@ from fedmjp.benchmarks.audit.attacking import BROKE, LATE, NOT_RUN, Attempt, att
 from fedmjp.benchmarks.audit.cheating import play_servers
 from fedmjp.benchmarks.audit.control import Control, make_control
 from fedmjp.benchmarks.audit.counterfactual import Rerun, trace_curve
-from fedmjp.benchmarks.audit.evaluating import Private, leaking, read_private, score_classes, scored, summarise_records
+from fedmjp.benchmarks.audit.evaluating import (
+    Private,
+    leaking,
+    read_private,
+    returned_levels,
+    score_classes,
+    scored,
+    summarise_records,
+)
 from fedmjp.benchmarks.audit.labels import LabelCase, judge_labels
 from fedmjp.benchmarks.audit.membership import ClientUpdate, judge_membership
 from fedmjp.benchmarks.audit.network import Network, by_name, draw_unsent, load_network, take_in
@@ -470,7 +478,13 @@ def _report_control(worst: Attacked, network: Network, findings: Findings) -> Co
     try:
         control = make_control(network, worst.private, sent=worst.update.keys() or None)
     except BadInputError as error:
-        report["control"] = {"made": False, "reason": one_line(str(error)), "leaks": [], "network_read": False}
+        report["control"] = {
+            "made": False,
+            "reason": one_line(str(error)),
+            "leaks": [],
+            "network_read": False,
+            "levels": [],
+        }
         return None
     attempts = attempt_all(network, control.update, control.threat)
     rows = []
@@ -483,16 +497,14 @@ def _report_control(worst: Attacked, network: Network, findings: Findings) -> Co
             pair = [pictures[0], attempt.made.images[0]]
             findings.strips.append((f"control: one known picture, undefended, {attempt.attack}", pair))
     kinds = {row["reveals"] for row in rows if row["role"] == "attack" and _succeeded(row)}
-    returned = summarise_records(rows, {attempt.attack: attempt.reason for attempt in attempts if not attempt.applies})
-    is_read = bool(returned["came_back"]) and returned["kind"] != "features"
+    levels = returned_levels(rows)
     reason = None
-    if not is_read:
-        reason = returned["why"] or (
-            f"of the undefended update of one known record, {returned['attack']} gives "
-            f"{'the inputs of one layer' if returned['came_back'] else 'nothing'} back, not the record"
-        )
+    if not levels:
+        reasons = {attempt.attack: attempt.reason for attempt in attempts if not attempt.applies}
+        reason = summarise_records(rows, reasons)["why"] or "no attack gets a known record's undefended update back"
     report["control"] = {
-        "made": True, "rows": rows, "leaks": sorted(kinds), "network_read": is_read, "reason": reason
+        "made": True, "rows": rows, "leaks": sorted(kinds), "network_read": bool(levels), "levels": levels,
+        "reason": reason,
     }  # fmt: skip
     return control
 

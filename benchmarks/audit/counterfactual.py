@@ -94,7 +94,9 @@ def _attack_size(rerun: Rerun, scorer: Scorer | None, pictures: int, steps: int)
         "membership_auc": auc,
         "best": records["best"] if records["attack"] else None,
         "unit": records["unit"],
+        "kind": records["kind"],
         "came_back": records["came_back"] if records["attack"] else None,
+        "attacks": sorted({row["attack"] for row in rows if row["role"] == "attack"}),
     }
 
 

@@ -1,7 +1,7 @@
 """The evaluator's side of an audit: what hooks saw of private batches, against what attacks disclosed."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -21,8 +21,7 @@ CHANNELS = (1, 3)
 SSIM_WINDOW = 11  # pixels
 ABOVE_FLOOR = 3.0  # dB by which a picture must come back better than its mean colour, to count as leaking
 RECOGNISABLE, ABOVE_SSIM_FLOOR = 0.5, 0.2  # the same by structural similarity, and by more than its mean colour
-EXACT_FEATURE = 0.05  # of a feature's distance from a picture of grey
-EXACT_INPUT = 1e-3  # the same, of a linear layer's input
+NEAR_FEATURE = 0.05  # of a feature's distance from the mean of all, or of one record's from a record of zeros
 WHY_NOT = ("linear_inputs", "feature_inversion", "patch_embedding")  # whose reason is told where nothing applies
 HEAD_FEATURES, LAYER_FEATURES = 8, 128  # examples that are compared at most
 
@@ -209,7 +208,7 @@ def score_classes(raised: Sequence[int], true: Tensor, classes: int) -> dict[str
 
 
 class FeatureScores(NamedTuple):
-    """Distances of private features to the nearest disclosed ones, relative to those of a record of zeros."""
+    """Distances of private features to the nearest disclosed ones, relative to those of a guess."""
 
     errors: list[float]
     are_records: bool  # whether the features are the records themselves
@@ -218,7 +217,9 @@ class FeatureScores(NamedTuple):
 def score_features(
     features: Tensor, network: Network, private: Private, layer: str | None = None
 ) -> FeatureScores | None:
-    """Measure each private feature's distance to the nearest disclosed one, relative to that of a record of zeros.
+    """Measure each private feature's distance to the nearest disclosed one, relative to that of a guess.
+
+    The guess is the mean of all; where that is no guess, as of one record, the features of a record of zeros.
 
     Args:
         features: Disclosed ones (m, width).
@@ -240,7 +241,8 @@ def score_features(
     if entered.shape[1] != features.shape[1]:
         return None
     distances = torch.cdist(entered.double(), features.double(), compute_mode="donot_use_mm_for_euclid_dist")
-    relative = distances.min(dim=1).values / (entered - zero).double().norm(dim=1)
+    of_mean, of_zero = ((entered - guess).double().norm(dim=1) for guess in (entered.mean(0), zero))
+    relative = distances.min(dim=1).values / torch.where(of_mean > NEAR_FEATURE * of_zero, of_mean, of_zero)
     records = torch.cat([batch.flatten(1) for batch in private.entered])[:limit]
     return FeatureScores(relative.tolist(), records.shape == entered.shape and torch.equal(records, entered))
 
@@ -278,10 +280,10 @@ def scored(attempt: Attempt, private: Private, network: Network) -> dict[str, An
         if disclosure.features is not None:
             scores_of_features = score_features(disclosure.features, network, private, disclosure.layer)
             if scores_of_features is not None:
-                errors, near = scores_of_features.errors, EXACT_FEATURE if disclosure.layer is None else EXACT_INPUT
+                errors = scores_of_features.errors
                 values["kind"] = "rows" if scores_of_features.are_records else "features"
                 values["features"] = len(errors)
-                values["features_near"] = sum(error < near for error in errors)
+                values["features_near"] = sum(error < NEAR_FEATURE for error in errors)
                 values["feature_error_median"] = round(sorted(errors)[len(errors) // 2], 4)
                 values["feature_error_best"] = float(f"{min(errors):.2g}")
         return values
@@ -304,32 +306,49 @@ def summarise_records(rows: Sequence[Mapping[str, Any]], reasons: Mapping[str, s
         rows: Scores of attacks, as the report has them.
         reasons: By attack, why it does not apply.
     """
-    candidates = []
-    for row in rows:
-        if row["role"] != "attack":
-            continue
-        if "psnr_worst_case" in row:
-            counts = {"came_back": row["above_floor"], "of": row["pictures"], "kind": "pictures", "unit": "dB"}
-            candidates.append({**counts, "best": row["psnr_worst_case"], "floor": row["floor_of_best"], "row": row})
-        if "kind" in row:
-            counts = {"came_back": row["features_near"], "of": row["features"], "kind": row["kind"]}
-            best = {"best": row["feature_error_best"], "floor": 1.0, "unit": "relative error"}
-            candidates.append({**counts, **best, "row": row})
+    candidates = list(_returned(rows))
     if not candidates:
         why = next((reasons[name] for name in WHY_NOT if name in reasons), None)
         return {
             "came_back": 0, "of": 0, "attack": None, "kind": "pictures", "best": None, "floor": None, "unit": "dB",
             "why": why,
         }  # fmt: skip
-    worth = {"pictures": 2, "rows": 2, "features": 1}
-    strongest = max(
-        candidates,
-        key=lambda candidate: (
-            worth[candidate["kind"]] if candidate["came_back"] else 0,
-            candidate["kind"] != "features",
-            candidate["came_back"],
-            candidate["best"] if candidate["unit"] == "dB" else -candidate["best"],
-        ),
-    )
-    row = strongest.pop("row")
-    return {**strongest, "attack": row["attack"], "why": None}
+    strongest: dict[str, Any] = max(candidates, key=_worth)
+    return {**strongest, "why": None}
+
+
+def returned_levels(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """List the levels at which records came back, pictures and rows before features, each by its best attack.
+
+    Args:
+        rows: Scores of attacks, as the report has them.
+    """
+    best: dict[str, dict[str, Any]] = {}
+    for candidate in sorted(_returned(rows), key=_worth, reverse=True):
+        if candidate["came_back"]:
+            best.setdefault(candidate["kind"], candidate)
+    return list(best.values())
+
+
+def _returned(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield what each attack got back of records: how many, at which level, and its best figure beside a guess's."""
+    for row in rows:
+        if row["role"] != "attack":
+            continue
+        if "psnr_worst_case" in row:
+            yield {
+                "came_back": row["above_floor"], "of": row["pictures"], "kind": "pictures", "unit": "dB",
+                "best": row["psnr_worst_case"], "floor": row["floor_of_best"], "attack": row["attack"],
+            }  # fmt: skip
+        if "kind" in row:
+            yield {
+                "came_back": row["features_near"], "of": row["features"], "kind": row["kind"],
+                "unit": "relative error", "best": row["feature_error_best"], "floor": 1.0, "attack": row["attack"],
+            }  # fmt: skip
+
+
+def _worth(candidate: dict[str, Any]) -> tuple[int, bool, int, float]:
+    """Rank what came back: whole records before features, then how many, then how well."""
+    is_whole, best = candidate["kind"] != "features", float(candidate["best"])
+    level = 1 + is_whole if candidate["came_back"] else 0
+    return level, is_whole, candidate["came_back"], best if candidate["unit"] == "dB" else -best

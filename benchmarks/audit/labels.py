@@ -144,7 +144,7 @@ def count_update(case: LabelCase, examples: int, recipe: Mapping[str, Any]) -> t
     weight, bias = find_head(case.module, rows)
     state = case.module.state_dict()
     if not examples or weight is None or not {weight, bias} & set(case.update):
-        raise FedmjpError("nothing that was sent is of the last linear layer, which has a row for each class")
+        raise FedmjpError("the last linear layer, whose gradient tells labels, is not sent")
     old_bias = state.get(bias)
     if not case.is_readable or case.threat.local_optimiser != "sgd":  # a step of Adam is little more than signs
         if bias not in case.update:
@@ -186,17 +186,17 @@ def _share_by_way(change: Tensor, examples: int, recipe: Mapping[str, Any]) -> T
     A class whose bias rises has more examples than the network expects, and the other way round, by any optimiser; how
     many is not in signs. All to those that rose are too many (half right of two equal classes).
     """
-    fallen = change.double()
-    if len(fallen) == 1:
-        fallen = torch.cat([-fallen, fallen])
-    way = float(fallen.abs().max())
+    ways = change.double()
+    if len(ways) == 1:
+        ways = torch.cat([-ways, ways])
+    reach = float(ways.abs().max())
     if str(recipe.get("optimiser")).startswith("Adam"):
-        way = max(way, max(recipe["learning_rates"]) * recipe["steps"])
-    raised = fallen.clamp_min(0)
-    if not raised.any() or not math.isfinite(way):
-        return torch.full_like(fallen, examples / len(fallen)).round().long()
-    equal = torch.full_like(fallen, 1 / len(fallen))
-    moved = equal * (fallen.clamp_max(0).abs() / way) / 2
+        reach = max(reach, max(recipe["learning_rates"]) * recipe["steps"])
+    raised = ways.clamp_min(0)
+    if not raised.any() or not math.isfinite(reach):
+        return torch.full_like(ways, examples / len(ways)).round().long()
+    equal = torch.full_like(ways, 1 / len(ways))
+    moved = equal * (ways.clamp_max(0).abs() / reach) / 2
     shares = equal - moved + raised / raised.sum() * moved.sum()
     return (shares * examples).round().long()
 

@@ -252,7 +252,7 @@ def _answer(best: _Comparison, level: float, records: Records) -> dict[str, Any]
             "No update is known that saw neither side, so a difference between the sides cannot be ruled out."
         )
     if records.stand_ins():
-        caveats.append("Stand-ins repeat the same few pictures; equal records were dropped from both sides.")
+        caveats.append("Stand-ins are much alike; equal records were dropped from both sides.")
     elsewhere = best.area_elsewhere
     return {
         "answered": True,

@@ -11,7 +11,7 @@ from fedmjp.benchmarks.audit.answers import (
     attack_rows,
     find_records,
 )
-from fedmjp.benchmarks.audit.wording import figure, result
+from fedmjp.benchmarks.audit.wording import count_of, describe_curve, figure, result
 
 POLICY = (
     "No private record leaves as it is, nor an array with a row for each. No picture comes back better than its mean "
@@ -20,6 +20,7 @@ POLICY = (
 )
 Outcome = Literal["HOLDS", "LEAKS", "UNKNOWN"]
 EXIT_CODES: Mapping[Outcome, int] = {"HOLDS": 0, "LEAKS": 1, "UNKNOWN": 2}
+NOUNS = {"pictures": "picture", "rows": "record", "features": "feature"}
 NOT_ATTACKED = "nothing was attacked"
 
 
@@ -49,10 +50,11 @@ def judge_honest(report: Mapping[str, Any]) -> ServerVerdict:
     """Judge what a server gets that keeps to the protocol and looks at what it was sent.
 
     Something leaks where private data was found, whatever became of the run afterwards. The policy holds where an
-    attack on records was run on what the app sent, gave nothing back, and reads this very network without a defence;
-    or where fresh noise was measured that is nearly all of an upload. In every other case nobody can tell: the app
-    was not seen to the end, attacks refuse its updates or were not run, they fail on the undefended control too, or
-    the update is not what they take it for. That attacks refuse an update is no protection.
+    attack on records was run on what the app sent, or on the app's own step with fewer steps or records, gave nothing
+    back, and gets the same (a record, or its features) out of this very network without a defence; or where fresh noise
+    was measured that is nearly all of an upload. In every other case nobody can tell: the app was not seen to the end,
+    attacks refuse its updates or were not run, they fail on the undefended control too, or the update is not what they
+    take it for. That attacks refuse an update is no protection.
 
     Args:
         report: As ``report.json`` holds it.
@@ -72,31 +74,61 @@ def judge_honest(report: Mapping[str, Any]) -> ServerVerdict:
         return ServerVerdict(
             server, "HOLDS", f"{sentence}. {_of_records(records)}" if records["attack"] else f"{sentence}."
         )
-    if gap := _evidence_gap(report, records):
+    said = _of_app(report, records)
+    if gap := _evidence_gap(report, records, said):
         return ServerVerdict(server, "UNKNOWN", f"{gap} That is no evidence of protection.")
-    return ServerVerdict(server, "HOLDS", f"{_of_records(records)} {_of_control(report)}".rstrip())
+    sentences = [said, _of_control(report), describe_curve(report["counterfactual"])]
+    return ServerVerdict(server, "HOLDS", " ".join(sentence for sentence in sentences if sentence))
 
 
-def _evidence_gap(report: Mapping[str, Any], records: Mapping[str, Any]) -> str | None:
+def _evidence_gap(report: Mapping[str, Any], records: Mapping[str, Any], said: str | None) -> str | None:
     """Explain what is missing before anybody could say that nothing leaks; None if nothing is."""
     control = report["control"]
     if control is None:
         return f"{NOT_ATTACKED.capitalize()}: {_why_not_attacked(report)}."
-    if refused := report.get("refused"):
+    if said is None and (refused := report.get("refused")):
         return f"No attack reads what the app sends: {refused[0]}."
     if not control["made"]:
         return f"Nothing is known of records: {control.get('reason') or 'no control could be made'}."
-    if not control.get("network_read", "pictures" in control["leaks"]):
+    if not control["network_read"]:
         return (
             "Our attacks do not read this network: they get no record out of it, not even from the undefended update "
             "of a known one."
         )
-    if not records["attack"]:
+    if said is None and records["attack"]:
+        return f"{_of_records(records)} But {records['attack']} gets nothing out of the undefended control either."
+    if said is None:
         reasons = [row["reason"] for row in report["attacks"] if not row["applies"] and row["role"] == "attack"]
         return f"No attack on records applies to what the app sends: {records['why'] or (reasons or ['see below'])[0]}."
     if departures := report["departures"]:
-        return f"{_of_records(records)} But {'; '.join(departures)}."
+        return f"{said} But {'; '.join(departures)}."
     return None
+
+
+def _of_app(report: Mapping[str, Any], records: Mapping[str, Any]) -> str | None:
+    """State what attacks that read the control got of the app's own step; None where none of them ran on it.
+
+    The step with fewer steps or records counts, as long as nothing came back of any step between it and the app's own.
+    """
+    control, step = report["control"] or {}, report["step"]
+    able = {level["attack"] for level in control.get("levels", ())}
+    ran = {row["attack"] for row in attack_rows(report)}
+    if records["attack"] and (able & ran or records["came_back"]) and not report.get("refused"):
+        return _of_records(records)
+    rows = [row for row in report["counterfactual"] if step and _is_easier(row, step)]
+    for row in sorted(rows, key=lambda row: row["pictures"] * row["steps"]):
+        harder = [other for other in rows if _is_easier(row, other) or other is row]
+        if able & set(row["attacks"]) and not any(other["came_back"] for other in harder):
+            best = figure(row["best"], None if row["unit"] == "dB" else 1.0, row["unit"])
+            size = f"{count_of(row['pictures'], 'record')} in {count_of(row['steps'], 'step')}"
+            return f"No {NOUNS[row['kind']]} came back even of {size}, fewer than the app takes: {best}."
+    return None
+
+
+def _is_easier(row: Mapping[str, Any], step: Mapping[str, Any]) -> bool:
+    """Tell whether an update is of no more records and no more steps than another."""
+    pairs = [(row[key], step[key]) for key in ("pictures", "steps")]
+    return all(few <= many for few, many in pairs)
 
 
 def _why_not_attacked(report: Mapping[str, Any]) -> str:
@@ -107,19 +139,18 @@ def _why_not_attacked(report: Mapping[str, Any]) -> str:
 def _of_records(records: Mapping[str, Any]) -> str:
     """State how many records came back, the best figure, and what a blank guess gets."""
     kind = str(records["kind"])
-    noun = {"pictures": "picture", "rows": "record", "features": "feature"}.get(kind, "record")
     best = figure(records["best"], records["floor"], records["unit"])
-    count = f"{records['came_back']} of {records['of']} {kind}" if records["came_back"] else f"No {noun}"
+    count = f"{records['came_back']} of {records['of']} {kind}" if records["came_back"] else f"No {NOUNS[kind]}"
     return f"{count} came back{': ' if best else ''}{best} ({records['attack']})."
 
 
 def _of_control(report: Mapping[str, Any]) -> str:
-    rows = [row for row in report["control"].get("rows", ()) if row["role"] == "attack" and "psnr_worst_case" in row]
-    if not rows:
-        return ""
-    best = max(rows, key=lambda row: float(row["psnr_worst_case"]))
-    psnr = figure(best["psnr_worst_case"], best.get("floor_of_best", best.get("floor_median")), "dB")
-    return f"The control, one known picture without a defence, came back: {psnr}."
+    """State at which level the control came back: as a picture or a row, or as features alone."""
+    level = report["control"]["levels"][0]
+    record = "picture" if level["kind"] == "pictures" else "record"
+    part = ", its features alone" if level["kind"] == "features" else ""
+    best = figure(level["best"], level["floor"], level["unit"])
+    return f"The control, one known {record} without a defence, came back{part}: {best} ({level['attack']})."
 
 
 def judge_cheating(report: Mapping[str, Any]) -> ServerVerdict:
@@ -205,7 +236,7 @@ def answers(report: Mapping[str, Any]) -> list[QuestionAnswer]:
     words: Mapping[Outcome, Word] = {"HOLDS": "No", "LEAKS": "Yes", "UNKNOWN": "Not known"}
     honest = judge_honest(report)
     features = next((line for line in verdict(report) if line.startswith("Features come back")), "")
-    word = "In part" if features and honest.outcome == "HOLDS" else words[honest.outcome]
+    word = "In part" if features and honest.outcome != "LEAKS" else words[honest.outcome]
     also = "" if find_records(report)["kind"] == "features" else features
     records = QuestionAnswer("Do records come back?", word, f"{honest.said} {also}".rstrip())
     given = [answer_labels(report), answer_membership(report), records]

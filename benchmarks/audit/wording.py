@@ -1,6 +1,7 @@
 """The report's figures in words that somebody who runs no attacks understands; ``report.json`` has them as they are."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 SCALE = "In decibels (PSNR): from about 20 on a picture is recognisable, from 40 on it is exact."
@@ -46,6 +47,37 @@ def figure(best: float | None, floor: float | None, unit: str) -> str:
     )
     text = f"best {text} dB" if unit == "dB" else f"best {unit} {text}"
     return f"{text}; a blank guess gets {beside}" if beside else text
+
+
+def count_of(number: int, noun: str) -> str:
+    """Write a number with its noun.
+
+    Args:
+        number: At least 1.
+        noun: In the singular.
+    """
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def describe_curve(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Say how much came back of fewer records in one step and of one record in more steps; empty where none was known.
+
+    Args:
+        rows: Of the report's ``counterfactual``.
+    """
+    parts: list[str] = []
+    axes = (("pictures", "steps", "record", "in one step"), ("steps", "pictures", "step", "on one record"))
+    for size, single, noun, where in axes:
+        known = sorted((row for row in rows if row[single] == 1 and row["came_back"] is not None), key=itemgetter(size))
+        returned = [row for row in known if row["came_back"]]
+        empty = [row for row in known if not returned or row[size] > returned[-1][size]]
+        if returned and (returned[-1][size] > 1 or size == "pictures"):
+            last = returned[-1]
+            count = f"{last['came_back']} of {count_of(last['pictures'], last['kind'].removesuffix('s'))}"
+            parts.append(f"{count} with {count_of(last[size], noun)} {where}")
+        if empty:
+            parts.append(f"none with {count_of(empty[0][size], noun)} {where}{' or more' * (len(empty) > 1)}")
+    return f"A smaller update, of the app's own step, gives back: {'; '.join(parts)}." if parts else ""
 
 
 def step(values: Mapping[str, Any] | None) -> str:

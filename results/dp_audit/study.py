@@ -7,6 +7,8 @@ can be reached from a given g, and which ones tells g (Mironov, CCS 2012, for La
 - ``epsilon``: an adversary names two neighbours, as far apart as the mechanism allows, and decides by one upload. A
   threshold is set on runs of its own. The bound is ln((found - delta) / false alarms), at worst within Clopper and
   Pearson's intervals, and shared among the tests that are tried: Jagielski et al., NeurIPS 2020.
+- ``labels``: a malicious server sends weights whose whole gradient is one row per class, and reads the label of each
+  upload. Beside it what epsilon allows: the most likely of so many equally far points under Gaussian noise.
 - ``identity``: an honest server has a trained network's gradients of 64 candidates, and names the picture of an upload.
 
 Tests: ``lattice`` counts the entries that the candidate cannot have reached, ``filter`` takes the upload's product with
@@ -21,14 +23,17 @@ from typing import Annotated, Any
 import numpy as np
 import pandas as pd
 import torch
+import torch.nn.functional as F
 import typer
-from scipy.stats import beta
+from scipy.integrate import quad
+from scipy.stats import beta, norm
 from torch import Tensor
 
 from fedmjp.benchmarks.scripts import Pictures, keep_table, load_unseen
 from fedmjp.defences.dp_sgd import DpSgd
 from fedmjp.defences.local_dp import LocalDp
 from fedmjp.defences.privacy import Calibrated
+from fedmjp.models.build import build_vit
 from fedmjp.randomness import Randomness, SeededRandomness
 from fedmjp.running import run_function
 from fedmjp.scenario import Scenario
@@ -36,6 +41,8 @@ from fedmjp.scenario import Scenario
 MODEL = "zoo:coarse-none-0"
 MECHANISMS: Mapping[str, type[Calibrated]] = {each.name: each for each in (LocalDp, DpSgd)}
 EPSILONS = (0.1, 1.0, 8.0)
+EPSILONS_OF_LABELS = (1.0, 3.0, 8.0, 50.0)
+LABELLED = 1_000  # uploads
 ENTRIES = 64  # of the neighbours' updates
 RUNS, FIRST_RUNS = 10_000, 1_000
 CANDIDATES, UPLOADS = 64, 24
@@ -201,13 +208,74 @@ def named(name: str, epsilon: float, candidates: Sequence[Tensor], uploads: int 
     return rows
 
 
+def concentrated(data: str, count: int) -> tuple[list[Tensor], list[int]]:
+    """Compute the clipped gradients (n,) of every class at weights that concentrate them, and labels of pictures.
+
+    The last normalisation gives ones whatever the picture, and the head is zero: then the gradient is the head's alone,
+    and tells nothing but the label.
+
+    Args:
+        data: Folder of pictures.
+        count: Of them.
+    """
+    config = Scenario.parse({"model": MODEL}).model
+    network = build_vit(config)
+    vit = network.backbone
+    with torch.no_grad():
+        for tensor, number in (
+            (vit.norm.weight, 0.0), (vit.norm.bias, 1.0), (vit.head.weight, 0.0), (vit.head.bias, 0.0)
+        ):  # fmt: skip
+            tensor.fill_(number)
+    pictures = load_unseen(data, count, config, 0)
+
+    def gradient(image: Tensor, label: int) -> Tensor:
+        loss = F.cross_entropy(network(image[None]), torch.tensor([label]))
+        vector = torch.cat([value.flatten() for value in torch.autograd.grad(loss, list(network.parameters()))])
+        return vector / max(1.0, float(vector.norm()))
+
+    classes = [gradient(torch.full_like(pictures[0].image, 0.5), label) for label in range(config.classes)]
+    for picture in pictures[:8]:
+        torch.testing.assert_close(gradient(picture.image, picture.label), classes[picture.label])
+    return classes, [picture.label for picture in pictures]
+
+
+def read_labels(name: str, epsilon: float, classes: Sequence[Tensor], labels: Sequence[int]) -> dict[str, Any]:
+    """Read the label of each upload by a matched filter.
+
+    Args:
+        name: Of the mechanism.
+        epsilon: That it claims for one upload.
+        classes: What an upload of each label is before the noise.
+        labels: Of the uploads.
+    """
+    mechanism = MECHANISMS[name]({"epsilon": epsilon})
+    source = SeededRandomness(0, ("dp_audit", "labels", name, epsilon))
+    # Entries that are the same under every label tell nothing; their noise is left out.
+    told = torch.stack(list(classes)).ne(classes[0]).any(dim=0)
+    rows = torch.stack([vector[told] for vector in classes])
+    hits = 0
+    for run, label in enumerate(labels):
+        upload = mechanism.release([{NAME: classes[label]}], randomness=source.of(run))[NAME]
+        hits += int((rows @ upload[told]).argmax()) == label
+    distance = float((rows[0] - rows[1]).norm()) / mechanism.deviation
+    allowed, _ = quad(lambda z: norm.pdf(z - distance / math.sqrt(2)) * norm.cdf(z) ** (len(rows) - 1), -10, 30)
+    return {
+        "mechanism": name, "claimed": epsilon, "noise": "whole numbers", "test": "filter", "runs": len(labels),
+        "candidates": len(rows), "hits": hits, "allowed": round(allowed, 4),
+    }  # fmt: skip
+
+
 def main(
     data: Pictures,
     output: Annotated[Path, typer.Option(help="Folder for the table.", metavar="FOLDER")],
 ) -> None:
     """Measure every mechanism at every epsilon, and keep the rows."""
-    candidates = gradients(data, CANDIDATES)
+    candidates, (classes, labels) = gradients(data, CANDIDATES), concentrated(data, LABELLED)
     rows = [
+        {"question": "labels", **read_labels(name, epsilon, classes, labels)}
+        for name in MECHANISMS
+        for epsilon in EPSILONS_OF_LABELS
+    ] + [
         {"question": question, **row}
         for name in MECHANISMS
         for epsilon in EPSILONS

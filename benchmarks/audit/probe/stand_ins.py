@@ -505,4 +505,7 @@ def _tokenizer(_kind: Any, _name: str, keywords: dict[str, Any]) -> Any:
     path.write_text("\n".join(vocabulary))
     length = keywords.get("model_max_length", 512)
     library: Any = transformers
+    if int(library.__version__.partition(".")[0]) >= 5:  # which takes no notice of a file
+        numbered = {word: number for number, word in enumerate(vocabulary)}
+        return library.BertTokenizerFast(vocab=numbered, model_max_length=length)
     return library.BertTokenizerFast(vocab_file=str(path), model_max_length=length)
