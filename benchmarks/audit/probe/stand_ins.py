@@ -266,7 +266,7 @@ def _archive(name: str, *, is_zip: bool) -> bytes:
 
     side, channels, usual = kind_of(name)
     classes = (tables.read_classes(Path(_given["code"])) or usual) if (side, channels, usual) == OTHERS else usual
-    count, archive = max(_rows(side), 2 * classes), io.BytesIO()
+    count, archive = max(_rows(side) // 2, 2 * classes), io.BytesIO()  # networks for folders are often large
     files: dict[str, bytes] = {}
     for number, pixels in enumerate(pictures(count, side, channels, 0)):
         Image.fromarray(pixels).save(content := io.BytesIO(), "JPEG", quality=95)
