@@ -89,7 +89,7 @@ class _Comparison:
     score: str
     members: Tensor
     others: Tensor
-    control: "_Control"
+    control: _Control
     elsewhere: tuple[Tensor, Tensor] | None  # the same records' scores against the other client's update
     caveats: tuple[str, ...] = ()
 
