@@ -14,20 +14,20 @@ import torch
 import torch.nn.functional as F
 from flwr.app import ArrayRecord, RecordDict
 from scipy.stats import beta
-from sklearn.linear_model import Ridge
-from sklearn.metrics import roc_auc_score
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import log_loss, roc_auc_score
 from torch import Tensor, nn
 
 from fedmjp.benchmarks.audit.app_loss import AppLoss, Examples, entries, read_examples
 from fedmjp.benchmarks.audit.counterfactual import Rerun, trace_curve
-from fedmjp.benchmarks.audit.evaluating import read_private
+from fedmjp.benchmarks.audit.evaluating import read_private, read_trained
 from fedmjp.benchmarks.audit.intervals import area_interval, area_under_curve, rate_at, rate_interval
 from fedmjp.benchmarks.audit.labels import LabelCase, batch_statistics, count_update, judge_labels
 from fedmjp.benchmarks.audit.membership import REGRESSION, RIDGE, ClientUpdate, Scorer, judge_membership
 from fedmjp.benchmarks.audit.network import by_name, take_in
 from fedmjp.benchmarks.audit.noise import measure_change
-from fedmjp.benchmarks.audit.probe import watching
-from fedmjp.benchmarks.audit.recipe import read_recipe
+from fedmjp.benchmarks.audit.probe import estimators, watching
+from fedmjp.benchmarks.audit.recipe import read_recipe, unreadable
 from fedmjp.benchmarks.audit.running import Records, lines
 from fedmjp.benchmarks.audit.sums import SUM, read_sum
 from fedmjp.threat import ThreatModel
@@ -205,6 +205,40 @@ def test_parts_that_are_called_one_behind_the_other_are_one_network(tmp_path: Pa
         outputs = sent["decoder"](sent["encoder"](expected))
         losses = AppLoss(network, recipe["loss"]).losses(examples)
         torch.testing.assert_close(losses.float(), F.mse_loss(outputs, expected, reduction="none").mean(1))
+
+
+@pytest.mark.usefixtures("hooks")
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_logistic_regression_is_watched_as_the_layer_that_it_is(
+    classes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("fit", "score"):
+        monkeypatch.setattr(LogisticRegression, name, getattr(LogisticRegression, name))
+    monkeypatch.setattr(estimators, "_patched", False)
+    estimators.watch_estimators()
+    records, inputs, labels = Records(tmp_path), drawn(60, 5, seed=1), torch.arange(60) % classes
+    names = np.array(["a", "b", "c"])[labels]
+    model = LogisticRegression(C=1e9, tol=1e-8, max_iter=1000)
+    content = RecordDict({"arrays": ArrayRecord([np.zeros((classes if classes > 2 else 1, 5))])})
+    about = SimpleNamespace(message_id="m", dst_node_id=1)
+    with watching.MessageWatch(records.evaluator, records.model, SimpleNamespace(metadata=about, content=content)) as w:  # type: ignore[arg-type]
+        model.fit(inputs.numpy(), names)
+        model.score(2 * inputs.numpy(), names)
+    reply: Any = SimpleNamespace(has_error=lambda: False, content=RecordDict())
+    w.keep(reply)
+    recipe, private = read_recipe(records), read_private(records.evaluator, "m", [0.0], [1.0])
+    assert (recipe["examples"], recipe["moved"]) == (60, ["weight", "bias"])
+    assert "scikit-learn's lbfgs, which is not torch's" in str(unreadable(recipe, "weights"))
+    assert private is not None
+    assert private.labels is not None
+    assert private.labels.tolist() == labels.tolist()
+    torch.testing.assert_close(private.entered[0], inputs)
+    weights, evaluated = read_trained(records.evaluator, "m"), read_examples(records.evaluator / "evaluated-1.npz")
+    np.testing.assert_allclose(weights["weight"], model.coef_, rtol=1e-5)
+    assert evaluated is not None
+    losses = AppLoss(torch.load(records.model, weights_only=False), recipe["loss"]).losses(evaluated, weights)
+    expected = log_loss(names, model.predict_proba(2 * inputs.numpy()))
+    assert abs(float(losses.mean()) - expected) < 1e-4 * expected
 
 
 @pytest.mark.usefixtures("hooks")

@@ -179,10 +179,10 @@ def test_data_on_the_disk_are_not_replaced(given: Path, monkeypatch: pytest.Monk
 
 
 def test_large_pictures_are_few(given: Path) -> None:
-    assert stand_ins._rows(32) == stand_ins._rows() == 80
-    assert stand_ins._rows(224) == 16
+    assert stand_ins._rows(32) == stand_ins._rows() == 2 * stand_ins.PER_CLIENT
+    assert stand_ins._rows(224) == 2 * stand_ins.PER_CLIENT_LARGE
     stand_ins._given["enlarges"] = True
-    assert stand_ins._rows(32) == 16
+    assert stand_ins._rows(32) == 2 * stand_ins.PER_CLIENT_LARGE
 
 
 def test_weights_that_cannot_be_loaded_stay_as_they_were_drawn(given: Path, monkeypatch: pytest.MonkeyPatch) -> None:

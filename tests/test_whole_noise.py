@@ -16,7 +16,7 @@ from torch import Tensor
 from fedmjp.defences.base import Client
 from fedmjp.defences.dp_sgd import DpSgd
 from fedmjp.defences.local_dp import LocalDp
-from fedmjp.defences.privacy import Grid
+from fedmjp.defences.privacy import StepGrid
 from fedmjp.defences.rounded_normal import FIRST_BITS, rounded_normal
 from fedmjp.errors import ConfigError, DefenceError
 from fedmjp.randomness import Randomness, SeededRandomness, SystemRandomness
@@ -93,7 +93,7 @@ def test_clipped_steps_are_never_longer_than_the_norm(
 ) -> None:
     vector = (scale * torch.randn(2, entries, generator=torch.Generator().manual_seed(entries))).clamp(-6e4, 6e4)
     parts = dict(zip("ab", vector.to(dtype), strict=True))
-    steps = Grid(norm, 256).steps(parts)
+    steps = StepGrid(norm, 256).steps(parts)
     assert sum(value * value for tensor in steps.values() for value in tensor.tolist()) <= 256**2
     whole = torch.cat([tensor.double() for tensor in parts.values()])
     clipped = whole * min(1.0, norm / max(float(whole.norm()), 1e-300))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, grad, vmap
 
 from fedmjp.benchmarks.audit.evaluating import read_batches
 from fedmjp.benchmarks.audit.probe.losses import LINKS, digest, main_input, named_tensors
@@ -18,6 +18,7 @@ from fedmjp.errors import BadInputError
 
 CLASSIFICATION = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy")
 CHUNK = 32  # examples that go through the network together
+CHUNK_ENTRIES = 20_000_000  # of the gradients that are computed together
 MOST_TRAINED = 2_000_000  # parameters, the last ones, of which an example's gradient is taken
 MOST_ENTRIES = 60_000_000  # of all gradients together
 
@@ -167,12 +168,33 @@ class AppLoss:
         Raises:
             BadInputError: If the network does not take the examples.
         """
-        started, rows = time.process_time(), []
-        for place in range(len(examples)):
-            rows.append(entries(self.gradient(examples[place : place + 1], names), names, stride))
-            if time.process_time() - started > seconds:
-                break
-        return torch.stack(rows)
+        started, parts = time.process_time(), list[Tensor]()
+        size = max(1, min(CHUNK, CHUNK_ENTRIES // max(sum(self._trained[name].numel() for name in names), 1)))
+        while (place := sum(map(len, parts))) < len(examples) and time.process_time() - started <= seconds:
+            chunk = examples[place : place + size]
+            try:
+                gradients = self._gradients_of_chunk(chunk, names) if size > 1 else self.gradient(chunk, names)
+            except (RuntimeError, BadInputError):  # of a network that looks at values, or keeps them
+                if size == 1:
+                    raise
+                size = 1
+                continue
+            rows = torch.cat([gradients[name].detach().reshape(len(chunk), -1).float() for name in names], 1)
+            parts.append(rows[:, ::stride].clone())
+        return torch.cat(parts)
+
+    def _gradients_of_chunk(self, examples: Examples, names: Sequence[str]) -> dict[str, Tensor]:
+        """Compute gradients (n, ...) of several examples at once, by name."""
+        weights = {name: self._trained[name].detach() for name in names}
+
+        def loss_of(values: dict[str, Tensor], inputs: dict[str, Tensor], target: Tensor) -> Tensor:
+            single = Examples({name: tensor[None] for name, tensor in inputs.items()}, target[None])
+            return self._losses(single, values).mean()
+
+        gradients: dict[str, Tensor] = vmap(grad(loss_of), in_dims=(None, 0, 0))(
+            weights, dict(examples.inputs), examples.target
+        )
+        return gradients
 
     def last_trained(self, update: Mapping[str, Tensor], examples: int) -> tuple[list[str], int]:
         """Name the last parameters that an update moves, and the stride at which entries of all examples fit memory.

@@ -27,6 +27,8 @@ from fedmjp.errors import BadInputError
 LOSS, COSINE = "fall of the loss", "cosine of the record's gradient with the update"
 REGRESSION = "weight of the record's gradient in a regression of the update on all of them"
 JOINT = "The server is taken to have all of these records in question, and not to know which are in the data."
+ADAPTIVE = frozenset({"Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "RMSprop"})  # optimisers of torch
+LEAST_SIZE = 0.01  # of the median entry's size, by which an entry is divided at least
 RIDGE = 0.01  # of the gradients' mean square, that holds the regression's weights down
 NOBODY = -1  # trained with these records
 EVALUATED = (
@@ -118,12 +120,15 @@ class Scorer:
         loss: Of the app, at these weights.
         records: That are scored; as many as time allows.
         moved: An update that moves the parameters of which gradients are taken.
+        is_adaptive: Whether the optimiser divides each entry by its size, as Adam does; the regression then does so.
 
     Raises:
         BadInputError: If the loss cannot be computed, or the update moves no parameter.
     """
 
-    def __init__(self, loss: AppLoss, records: Examples, moved: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, loss: AppLoss, records: Examples, moved: Mapping[str, Tensor], *, is_adaptive: bool = False
+    ) -> None:
         self._sent = set(moved)
         self._loss, (self._names, self._stride) = loss, loss.last_trained(moved, len(records))
         if not self._names:
@@ -131,7 +136,13 @@ class Scorer:
         self._rows = loss.gradients(records, self._names, stride=self._stride, seconds=SECONDS)
         self.records = records[: len(self._rows)]
         self._initial = loss.losses(self.records)
-        products = (self._rows @ self._rows.mT).double()
+        self._scales = torch.ones(self._rows.shape[1])
+        if is_adaptive:
+            sizes = self._rows.square().mean(0).sqrt()
+            least = LEAST_SIZE * float(sizes[sizes > 0].median()) if sizes.any() else 1.0
+            self._scales = 1 / (sizes + least)
+        scaled = self._rows * self._scales
+        products = (scaled @ scaled.mT).double()
         ridge = RIDGE * float(products.diag().mean()) + 1e-30
         self._inverse = torch.linalg.inv(products + ridge * torch.eye(len(products), dtype=torch.double))
 
@@ -146,7 +157,11 @@ class Scorer:
         direction = -entries(step, self._names, self._stride)
         cosines = torch.nn.functional.cosine_similarity(self._rows, direction[None], dim=1, eps=1e-30)
         # A record's weight, by its standard error: the same as leaving the record out (studentised residuals).
-        weights = self._inverse @ (self._rows @ direction).double() / self._inverse.diag().clamp_min(1e-30).sqrt()
+        weights = (
+            self._inverse
+            @ (self._rows @ (self._scales * direction)).double()
+            / self._inverse.diag().clamp_min(1e-30).sqrt()
+        )
         fall = self._initial - self._loss.losses(self.records, trained)
         scores = {LOSS: fall, COSINE: cosines.double(), REGRESSION: weights}
         return {name: values.nan_to_num(0.0, 0.0, 0.0) for name, values in scores.items()}
@@ -241,7 +256,7 @@ def _open(why: str, **values: float) -> dict[str, Any]:
 
 def _answer(best: _Comparison, level: float, records: Records) -> dict[str, Any]:
     count, caveats = len(best.others), list(best.caveats)
-    if best.score == REGRESSION:
+    if best.score.startswith(REGRESSION):
         caveats.append(JOINT)
     if not best.control.rerun:
         caveats.append("The control took one step, since the app's own cannot be run again.")
@@ -279,7 +294,7 @@ def _compare_round(
         return []
     ordered, sources = _by_turns(sides)
     app_loss = AppLoss(module, recipe["loss"])
-    scorer = Scorer(app_loss, ordered, updates[0].update)
+    scorer = Scorer(app_loss, ordered, updates[0].update, is_adaptive=recipe.get("optimiser") in ADAPTIVE)
     sources = sources[: len(scorer.records)]
     scores = {update.node: scorer.score(update.step(module)) for update in updates}
     kind = "gradient" if updates[0].is_gradient else "weights"

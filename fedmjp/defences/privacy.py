@@ -37,7 +37,7 @@ ClippingNorm = Annotated[float, Field(ge=1e-30, le=1e30)]  # float32 holds it, a
 
 
 @dataclass(frozen=True)
-class Grid:
+class StepGrid:
     """Whole steps that stand for real numbers: ``length`` of them are as long as ``norm``."""
 
     norm: float
@@ -144,10 +144,10 @@ class Calibrated(Defence):
         """Return the noise's standard deviation over the clipping norm, before the division."""
         return self.multiplier * self.sensitivity
 
-    def _grid(self, entries: int) -> Grid:
+    def _grid(self, entries: int) -> StepGrid:
         """Choose the grid by public numbers: fine for an entry of a clipped vector and for the noise."""
         steps = max(SHORTEST, FINE * math.sqrt(entries), FINE / self._ratio)
-        grid = Grid(float(self.options.clipping_norm), 2 ** math.ceil(math.log2(steps)))
+        grid = StepGrid(float(self.options.clipping_norm), 2 ** math.ceil(math.log2(steps)))
         if self._ratio * grid.length > LARGEST:
             raise DefenceError(
                 f"{self.name}: noise of {self._ratio:.3g} times the clipping norm over {entries} numbers is "

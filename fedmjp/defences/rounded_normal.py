@@ -42,6 +42,11 @@ def rounded_normal(randomness: Randomness, name: str, shape: tuple[int, ...], de
 
     Raises:
         DefenceError: If the source gives nothing but equal bits.
+
+    Example:
+        >>> from fedmjp.randomness import SeededRandomness
+        >>> rounded_normal(SeededRandomness(seed=0), "w", (5,), deviation=10.0)
+        tensor([  1,  14, -12,  -5,  10])
     """
     import torch
 

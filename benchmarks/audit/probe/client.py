@@ -7,6 +7,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from . import settings
+from .estimators import watch_estimators
 from .mods import watch_mods
 from .watching import MessageWatch, watch_torch
 
@@ -30,6 +31,7 @@ class WatchedClientApp(ClientApp):
             watch_torch()
             watch_mods(FOLDER)
             app = settings.load(SETTINGS["component"])
+            watch_estimators()
             if message.metadata.message_type == settings.WARM:
                 return Message(RecordDict(), reply_to=message)
             repeat = _repeat(message)

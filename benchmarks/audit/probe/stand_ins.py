@@ -4,6 +4,7 @@ What is here (a file, a cache) is taken as it is; only where loading fails somet
 order matters: it is put in place before the app is imported.
 """
 
+import gzip
 import importlib
 import io
 import os
@@ -234,7 +235,7 @@ def _archives() -> None:
 
     def stand_in(url: Any) -> bytes | None:
         name = ARCHIVES.search(str(getattr(url, "full_url", url)))
-        return None if name is None else _archive(name[1], is_zip=name[2] == ".zip")
+        return None if name is None else _archive(name[1], name[2])
 
     @wraps(urlopen)
     def open_or_stand_in(url: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -260,29 +261,29 @@ def _archives() -> None:
     request.urlopen, request.urlretrieve = open_or_stand_in, retrieve_or_stand_in
 
 
-def _archive(name: str, *, is_zip: bool) -> bytes:
+def _archive(name: str, ending: str) -> bytes:
     """Pack parts of bundled pictures as ``name/class/number.jpeg``, a folder for each class."""
     from PIL import Image  # noqa: PLC0415 (apps without pictures may lack it)
 
     side, channels, usual = kind_of(name)
     classes = (tables.read_classes(Path(_given["code"])) or usual) if (side, channels, usual) == OTHERS else usual
-    count, archive = max(_rows(side), 2 * classes), io.BytesIO()
+    count, archive = max(_rows(side) // 2, 2 * classes), io.BytesIO()  # networks for folders are often large
     files: dict[str, bytes] = {}
     for number, pixels in enumerate(pictures(count, side, channels, 0)):
         Image.fromarray(pixels).save(content := io.BytesIO(), "JPEG", quality=95)
         files[f"{name}/{number % classes:03d}/{number:05d}.jpeg"] = content.getvalue()
-    if is_zip:
+    if ending == ".zip":
         with zipfile.ZipFile(archive, "w") as pack:
             for path, content_bytes in files.items():
-                pack.writestr(path, content_bytes)
+                pack.writestr(zipfile.ZipInfo(path), content_bytes)
     else:
-        with tarfile.open(fileobj=archive, mode="w:gz") as pack_of_tar:
+        with tarfile.open(fileobj=archive, mode="w") as pack_of_tar:
             for path, content_bytes in files.items():
                 entry = tarfile.TarInfo(path)
                 entry.size = len(content_bytes)
                 pack_of_tar.addfile(entry, io.BytesIO(content_bytes))
     _say("archive", name, f"{count} parts of bundled pictures, {side} x {side}, in folders of {classes} classes")
-    return archive.getvalue()
+    return archive.getvalue() if ending in (".zip", ".tar") else gzip.compress(archive.getvalue(), mtime=0)
 
 
 class _Accuracy:

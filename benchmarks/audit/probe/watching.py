@@ -234,6 +234,17 @@ class MessageWatch:
         else:
             steps.append([1, rules])
 
+    def see_solver(self, solver: Any, name: str, steps: int) -> None:
+        """Note steps of a solver that is no optimiser of torch.
+
+        Args:
+            solver: With the parameters in its ``param_groups``.
+            name: Of the solver.
+            steps: That it took.
+        """
+        described = {"object": solver, "name": name, "is_of_torch": False, "is_new": True, "steps": [[steps, [{}]]]}
+        self._optimisers[id(solver)] = described
+
     def _described_optimisers(self) -> list[dict[str, Any]]:
         """Describe the optimisers that took steps, their parameters by name; a step may begin before any call."""
         module = None if self._module is None else matching_part(self._module, self._message)
@@ -257,7 +268,7 @@ class MessageWatch:
         """
         self.see(self._keep, reply)
 
-    def see(self, look: Callable[..., None], *arguments: Any) -> None:
+    def see(self, look: Callable[..., object], *arguments: Any) -> None:
         """Look at what the app does; what goes wrong here is noted, and is no failure of the app's.
 
         Args:
@@ -350,6 +361,11 @@ class MessageWatch:
         except Exception as error:  # noqa: BLE001 (somebody else's classes)
             self._model_file.unlink(missing_ok=True)
             settings.note(self._folder, "notes.jsonl", {"note": f"the model cannot be kept: {error}"})
+
+
+def current_watch() -> MessageWatch | None:
+    """Return the watch of the message that this process answers; None outside of one."""
+    return _watch
 
 
 def watch_torch() -> None:
