@@ -36,9 +36,9 @@ OF_FEATURES = {
 CONTROL = {"made": True, "rows": [], "leaks": ["pictures"], "network_read": True, "levels": [LEVEL]}
 EASIER = {
     "pictures": 4, "steps": 1, "labels_right": 1.0, "membership_auc": None, "best": 0.8, "unit": "relative error",
-    "kind": "features", "came_back": 0, "attacks": ["linear_inputs"],
+    "kind": "features", "came_back": 0, "of": 4, "attacks": ["linear_inputs"],
 }  # fmt: skip
-SINGLE = {**EASIER, "pictures": 1, "best": 1e-7, "came_back": 1}
+SINGLE = {**EASIER, "pictures": 1, "of": 1, "best": 1e-7, "came_back": 1}
 FISHING = {"server": "class_fishing", "played": True, "leaks": True, "psnr": 114.2, "floor": 11.0, "said": "a picture"}
 LEAK = {"what": "an upload is of one example alone", "evidence": "by rule"}
 

@@ -14,7 +14,7 @@ from fedmjp.benchmarks.audit.attacking import Attempt, attempt_all
 from fedmjp.benchmarks.audit.control import make_control
 from fedmjp.benchmarks.audit.evaluating import Private, scored, summarise_records
 from fedmjp.benchmarks.audit.network import take_in
-from fedmjp.errors import AttackNotApplicableError, BadInputError
+from fedmjp.errors import AttackNotApplicableError
 from fedmjp.facade import bundled_pictures
 from fedmjp.metrics import metric
 from fedmjp.models.layers import LayeredNetwork, inputs_of
@@ -226,6 +226,6 @@ def test_the_audits_control_is_a_record_of_the_apps_own_kind() -> None:
     unread, _ = audited(nn.Sequential(nn.Linear(12, 5, bias=False)), Private((records_of(20, 12),), None, None))
     assert unread["attack"] is None
     assert "bias" in str(unread["why"])
-    tokens = Private((torch.randint(0, 9, (4, 7)),), None, None)
-    with pytest.raises(BadInputError, match="whole numbers"):
-        audited(nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(28, 5)), tokens)
+    tokens = Private((torch.arange(28).reshape(4, 7) // 4,), None, None)
+    named, _ = audited(nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(28, 5)), tokens)
+    assert (named["came_back"], named["kind"], named["attack"]) == (named["of"], "tokens", "embedding_rows")

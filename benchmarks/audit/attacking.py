@@ -12,9 +12,12 @@ from torch import Tensor
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.adversary import Adversary
+from fedmjp.attacks.embedding_rows import NAME as EMBEDDING_ROWS
+from fedmjp.attacks.embedding_rows import Tokens, read_tokens
 from fedmjp.benchmarks.audit.network import Network
 from fedmjp.errors import Failure, FedmjpError
 from fedmjp.models import names
+from fedmjp.models.layers import LayeredNetwork
 from fedmjp.models.sent import SentWeights
 from fedmjp.processes import raise_on_alarm
 from fedmjp.records import Disclosure, Upload
@@ -54,7 +57,7 @@ class Attempt:
     role: str
     applies: bool
     reason: str  # why it does not apply, was not run, or failed; what a reader must know of it otherwise
-    made: Disclosure | None = None
+    made: Disclosure | Tokens | None = None
     seconds: float = 0.0
 
     @property
@@ -70,6 +73,7 @@ def attempt_all(
     *,
     unreadable: str | None = None,
     seconds: float = MOST_SECONDS,
+    change: Mapping[str, Tensor] | None = None,
 ) -> list[Attempt]:
     """Run every quick attack of the registry that applies to an update, and say of the others why not.
 
@@ -79,6 +83,7 @@ def attempt_all(
         threat: What the server knows of it.
         unreadable: Why nothing can be read of it at all, if that is so.
         seconds: Of the processors, that each of them may take.
+        change: The update as it was sent, where that is another.
     """
     upload = _read(network, update, threat)
     layers_upload: Upload | Failure
@@ -88,6 +93,8 @@ def attempt_all(
     except FedmjpError as error:
         layers, layers_upload = network, Failure(str(error))
     attempts = []
+    if isinstance(layers.seen, LayeredNetwork) and layers.seen.whole_numbers:
+        attempts.append(_attempt_tokens(layers.seen, update if change is None else change, threat))
     for name in ATTACKS:
         if name == "feature_inversion" and not isinstance(network.seen, SentWeights):
             attempts.append(Attempt(name, "pictures", "attack", applies=False, reason=OF_EMBEDDINGS))
@@ -96,6 +103,16 @@ def attempt_all(
         elif not name.startswith("oracle_"):
             attempts.append(attempt(name, network, upload, threat, unreadable, seconds))
     return attempts
+
+
+def _attempt_tokens(network: LayeredNetwork, change: Mapping[str, Tensor], threat: ThreatModel) -> Attempt:
+    """Read the tokens of texts, which rows of an embedding tell whatever the optimiser."""
+    about = (EMBEDDING_ROWS, "tokens", "attack")
+    try:
+        steps = threat.local_steps if threat.update == "delta" else 1
+        return Attempt(*about, applies=True, reason="", made=read_tokens(network, change, steps))
+    except FedmjpError as error:
+        return Attempt(*about, applies=False, reason=str(error))
 
 
 def _read(network: Network, update: Mapping[str, Tensor], threat: ThreatModel) -> Upload | Failure:

@@ -433,7 +433,7 @@ def _attack_answer(
         if multiple:
             update = {name: without_decay(tensor, state[name], 1 + multiple) for name, tensor in update.items()}
         departure = departure or shifted
-    attempts = attempt_all(network, update, threat, unreadable=why)
+    attempts = attempt_all(network, update, threat, unreadable=why, change=by_name(state, answer.update))
     private = read_private(records.evaluator, answer.message, *channels(recipe))
     return Attacked(answer, network, private, attempts, update, threat, multiple, departure, why)
 

@@ -54,7 +54,11 @@ def make_control(
         return Control(update, ThreatModel(), Private((entered,), picture, labels))
     examples = torch.cat([batch for batch in private.entered if batch.shape[1:] == private.entered[0].shape[1:]])
     if not examples.is_floating_point():
-        raise BadInputError("records are whole numbers, as tokens are, and no attack here reads these back")
+        generator = torch_generator(number, "audit", "control")
+        pool = torch.unique(examples)
+        entered = pool[torch.randint(0, len(pool), examples[:1].shape, generator=generator)]
+        update, labels = _gradient(network, entered, number + 1, sent)
+        return Control(update, ThreatModel(), Private((entered,), None, labels))
     low, high = examples.amin(0, keepdim=True), examples.amax(0, keepdim=True)
     uniform = torch.rand(low.shape, generator=torch_generator(number, "audit", "control"))
     spread = torch.where(high > low, high - low, 1.0)

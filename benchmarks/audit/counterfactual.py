@@ -74,7 +74,7 @@ def _attack_size(rerun: Rerun, scorer: Scorer | None, pictures: int, steps: int)
         None if whole.pictures is None else whole.pictures[:pictures],
         None if whole.labels is None else whole.labels[:pictures],
     )
-    attempts = attempt_all(rerun.network, update, threat, unreadable=why, seconds=OF_AN_ATTACK)
+    attempts = attempt_all(rerun.network, update, threat, unreadable=why, seconds=OF_AN_ATTACK, change=change)
     rows = [
         {"attack": attempt.attack, "role": attempt.role, "reveals": attempt.reveals, **values}
         for attempt in attempts
@@ -95,6 +95,7 @@ def _attack_size(rerun: Rerun, scorer: Scorer | None, pictures: int, steps: int)
         "best": records["best"] if records["attack"] else None,
         "unit": records["unit"],
         "kind": records["kind"],
+        "of": records["of"],
         "came_back": records["came_back"] if records["attack"] else None,
         "attacks": sorted({row["attack"] for row in rows if row["role"] == "attack"}),
     }

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmjp.attacks.embedding_rows import NAME as EMBEDDING_ROWS
+from fedmjp.attacks.embedding_rows import Tokens
 from fedmjp.benchmarks.audit.attacking import Attempt
 from fedmjp.benchmarks.audit.network import Network
 from fedmjp.metrics import metric
@@ -22,7 +24,12 @@ SSIM_WINDOW = 11  # pixels
 ABOVE_FLOOR = 3.0  # dB by which a picture must come back better than its mean colour, to count as leaking
 RECOGNISABLE, ABOVE_SSIM_FLOOR = 0.5, 0.2  # the same by structural similarity, and by more than its mean colour
 NEAR_FEATURE = 0.05  # of a feature's distance from the mean of all, or of one record's from a record of zeros
-WHY_NOT = ("linear_inputs", "feature_inversion", "patch_embedding")  # whose reason is told where nothing applies
+WHY_NOT = (
+    EMBEDDING_ROWS,
+    "linear_inputs",
+    "feature_inversion",
+    "patch_embedding",
+)  # whose reason is told where nothing applies
 HEAD_FEATURES, LAYER_FEATURES = 8, 128  # examples that are compared at most
 
 
@@ -247,6 +254,21 @@ def score_features(
     return FeatureScores(relative.tolist(), records.shape == entered.shape and torch.equal(records, entered))
 
 
+def score_tokens(tokens: Tokens, private: Private) -> dict[str, Any]:
+    """Count the different tokens of the texts that were named, beside a guess of as many tokens.
+
+    Args:
+        tokens: That an attack named.
+        private: What is behind the upload.
+    """
+    true = {int(token) for batch in private.entered for token in torch.unique(batch)} - {tokens.padding}
+    named = set(tokens.rows.tolist())
+    return {
+        "kind": "tokens", "tokens": len(true), "tokens_named": len(named), "tokens_right": len(true & named),
+        "tokens_floor": round(len(true) / tokens.vocabulary, 4), "vocabulary": tokens.vocabulary,
+    }  # fmt: skip
+
+
 def scored(attempt: Attempt, private: Private, network: Network) -> dict[str, Any]:
     """Score an attempt's result in plain values; empty where nothing can be compared.
 
@@ -256,6 +278,8 @@ def scored(attempt: Attempt, private: Private, network: Network) -> dict[str, An
         network: The app's, with the weights that the server sent.
     """
     disclosure = attempt.made
+    if isinstance(disclosure, Tokens):
+        return score_tokens(disclosure, private)
     if isinstance(disclosure, Reconstruction) and private.pictures is not None:
         scores = score_pictures(disclosure, private.pictures)
         if not scores:
@@ -340,7 +364,14 @@ def _returned(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
                 "came_back": row["above_floor"], "of": row["pictures"], "kind": "pictures", "unit": "dB",
                 "best": row["psnr_worst_case"], "floor": row["floor_of_best"], "attack": row["attack"],
             }  # fmt: skip
-        if "kind" in row:
+        if "tokens" in row:
+            share = row["tokens_right"] / max(row["tokens_named"], 1)
+            yield {
+                "came_back": row["tokens_right"] if share > row["tokens_floor"] else 0, "of": row["tokens"],
+                "kind": "tokens", "unit": "share right", "best": round(share, 4), "floor": row["tokens_floor"],
+                "attack": row["attack"],
+            }  # fmt: skip
+        elif "kind" in row:
             yield {
                 "came_back": row["features_near"], "of": row["features"], "kind": row["kind"],
                 "unit": "relative error", "best": row["feature_error_best"], "floor": 1.0, "attack": row["attack"],
@@ -349,6 +380,6 @@ def _returned(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def _worth(candidate: dict[str, Any]) -> tuple[int, bool, int, float]:
     """Rank what came back: whole records before features, then how many, then how well."""
-    is_whole, best = candidate["kind"] != "features", float(candidate["best"])
+    is_whole, best = candidate["kind"] in ("pictures", "rows"), float(candidate["best"])
     level = 1 + is_whole if candidate["came_back"] else 0
-    return level, is_whole, candidate["came_back"], best if candidate["unit"] == "dB" else -best
+    return level, is_whole, candidate["came_back"], -best if candidate["unit"] == "relative error" else best

@@ -16,11 +16,13 @@ from fedmjp.benchmarks.audit.wording import count_of, describe_curve, figure, re
 POLICY = (
     "No private record leaves as it is, nor an array with a row for each. No picture comes back better than its mean "
     "colour by more than 3 dB, and no other record as it was. No upload is of one example alone, unless noise that was "
-    "measured is nearly all of it. Labels, features and membership that come back are reported and break no policy."
+    "measured is nearly all of it. Labels, features, tokens without their order and membership that come back are "
+    "reported and break no policy."
 )
 Outcome = Literal["HOLDS", "LEAKS", "UNKNOWN"]
 EXIT_CODES: Mapping[Outcome, int] = {"HOLDS": 0, "LEAKS": 1, "UNKNOWN": 2}
-NOUNS = {"pictures": "picture", "rows": "record", "features": "feature"}
+NOUNS = {"pictures": "picture", "rows": "record", "features": "feature", "tokens": "token"}
+IN_PART = ("features", "tokens")  # what comes back of records that are not whole
 NOT_ATTACKED = "nothing was attacked"
 
 
@@ -65,7 +67,7 @@ def judge_honest(report: Mapping[str, Any]) -> ServerVerdict:
         finding = str(leaks[0]["what"])
         return ServerVerdict(server, "LEAKS", f"{finding[0].upper()}{finding[1:]} ({leaks[0]['evidence']}).{more}")
     records = find_records(report)
-    if records["came_back"] and records["kind"] != "features":
+    if records["came_back"] and records["kind"] not in IN_PART:
         return ServerVerdict(server, "LEAKS", _of_records(records))
     if report["problem"]:
         return ServerVerdict(server, "UNKNOWN", f"The app could not be seen to the end: {report['problem']}.")
@@ -148,7 +150,7 @@ def _of_control(report: Mapping[str, Any]) -> str:
     """State at which level the control came back: as a picture or a row, or as features alone."""
     level = report["control"]["levels"][0]
     record = "picture" if level["kind"] == "pictures" else "record"
-    part = ", its features alone" if level["kind"] == "features" else ""
+    part = f", its {level['kind']} alone" if level["kind"] in IN_PART else ""
     best = figure(level["best"], level["floor"], level["unit"])
     return f"The control, one known {record} without a defence, came back{part}: {best} ({level['attack']})."
 
@@ -224,6 +226,9 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
     if features:
         row = max(features, key=lambda entry: entry["features_near"])
         lines.append(f"Features come back ({row['attack']}): {result(row)}.")
+    if tokens := [row for row in attack_rows(report) if row.get("tokens_right")]:
+        row = max(tokens, key=lambda entry: entry["tokens_right"])
+        lines.append(f"Tokens come back ({row['attack']}): {result(row)}.")
     return lines
 
 
@@ -235,9 +240,10 @@ def answers(report: Mapping[str, Any]) -> list[QuestionAnswer]:
     """
     words: Mapping[Outcome, Word] = {"HOLDS": "No", "LEAKS": "Yes", "UNKNOWN": "Not known"}
     honest = judge_honest(report)
-    features = next((line for line in verdict(report) if line.startswith("Features come back")), "")
+    parts = ("Features come back", "Tokens come back")
+    features = next((line for line in verdict(report) if line.startswith(parts)), "")
     word = "In part" if features and honest.outcome != "LEAKS" else words[honest.outcome]
-    also = "" if find_records(report)["kind"] == "features" else features
+    also = "" if find_records(report)["kind"] in IN_PART else features
     records = QuestionAnswer("Do records come back?", word, f"{honest.said} {also}".rstrip())
     given = [answer_labels(report), answer_membership(report), records]
     if not (count := report.get("sum_of_clients")):

@@ -25,6 +25,12 @@ def result(row: Mapping[str, Any]) -> str:
             "client holds"
         )
     parts = []
+    if "tokens" in row:
+        parts.append(
+            f"{row['tokens_right']} of the {row['tokens']} different tokens of the texts, and "
+            f"{row['tokens_named'] - row['tokens_right']} wrong ones; {row['tokens_floor']:.1%} of the "
+            f"{row['vocabulary']} tokens there are would be right by chance"
+        )
     if "labels_right" in row:
         parts.append(f"{row['labels_right']:.0%} of {row['labels']} labels right, a guess {row['labels_floor']:.0%}")
     if "features" in row:
@@ -73,7 +79,7 @@ def describe_curve(rows: Sequence[Mapping[str, Any]]) -> str:
         empty = [row for row in known if not returned or row[size] > returned[-1][size]]
         if returned and (returned[-1][size] > 1 or size == "pictures"):
             last = returned[-1]
-            count = f"{last['came_back']} of {count_of(last['pictures'], last['kind'].removesuffix('s'))}"
+            count = f"{last['came_back']} of {count_of(last['of'], last['kind'].removesuffix('s'))}"
             parts.append(f"{count} with {count_of(last[size], noun)} {where}")
         if empty:
             parts.append(f"none with {count_of(empty[0][size], noun)} {where}{' or more' * (len(empty) > 1)}")
