@@ -2,6 +2,7 @@
 
 import copy
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from fedmjp.benchmarks.audit.membership import REGRESSION, RIDGE, ClientUpdate, 
 from fedmjp.benchmarks.audit.network import by_name, take_in
 from fedmjp.benchmarks.audit.noise import measure_change
 from fedmjp.benchmarks.audit.probe import estimators, watching
-from fedmjp.benchmarks.audit.recipe import read_recipe, unreadable
+from fedmjp.benchmarks.audit.recipe import read_recipe, threat_of, unreadable
 from fedmjp.benchmarks.audit.running import Records, lines
 from fedmjp.benchmarks.audit.sums import SUM, read_sum
 from fedmjp.threat import ThreatModel
@@ -239,6 +240,31 @@ def test_a_logistic_regression_is_watched_as_the_layer_that_it_is(
     losses = AppLoss(torch.load(records.model, weights_only=False), recipe["loss"]).losses(evaluated, weights)
     expected = log_loss(names, model.predict_proba(2 * inputs.numpy()))
     assert abs(float(losses.mean()) - expected) < 1e-4 * expected
+
+
+@pytest.mark.usefixtures("hooks")
+def test_the_order_that_a_solver_draws_is_no_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two repeats of a message give the same weights, so nothing is measured as protection."""
+    for name in ("fit", "score"):
+        monkeypatch.setattr(LogisticRegression, name, getattr(LogisticRegression, name))
+    monkeypatch.setattr(estimators, "_patched", False)
+    estimators.watch_estimators()
+    content = RecordDict({"arrays": ArrayRecord([np.zeros((3, 5))])})
+    about: Any = SimpleNamespace(metadata=SimpleNamespace(message_id="m", dst_node_id=1), content=content)
+    reply: Any = SimpleNamespace(has_error=lambda: False, content=RecordDict())
+    weights = []
+    for number in range(2):
+        model = LogisticRegression(solver="saga", max_iter=1)
+        with warnings.catch_warnings(), watching.MessageWatch(tmp_path, tmp_path / "model.pt", about, number) as watch:
+            warnings.simplefilter("ignore")  # one pass does not converge
+            model.fit(drawn(60, 5, seed=1).numpy(), np.arange(60) % 3)
+        watch.keep(reply)
+        weights.append(model.coef_)
+    assert np.array_equal(*weights)
+    recipe = {**lines(tmp_path / "seen.jsonl")[0], "repeat": None}
+    (tmp_path / "evaluator").mkdir()
+    (tmp_path / "evaluator" / "seen.jsonl").write_text(json.dumps(recipe))
+    assert threat_of(read_recipe(Records(tmp_path)), "weights").local_learning_rate > 0
 
 
 @pytest.mark.usefixtures("hooks")

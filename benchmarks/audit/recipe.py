@@ -197,8 +197,8 @@ def threat_of(recipe: Mapping[str, Any], kind: str) -> ThreatModel:
         }
         if examples % (values["local_batch_size"] or 1):  # a last batch is smaller: the sum is what is known
             values["local_batch_size"] = 1
-        if not _reads_adam(recipe) and recipe["groups"]:
-            moved = sum(_unrolled(_reference(recipe)).shares)
+        moved = sum(_unrolled(_reference(recipe)).shares) if recipe["groups"] else 0.0
+        if not _reads_adam(recipe) and moved:  # a solver without a rate moves by nobody knows how much
             values["local_learning_rate"] = moved / sum(ThreatModel.parse(values).unrolled.shares)
     return ThreatModel.parse(values)
 

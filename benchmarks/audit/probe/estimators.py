@@ -4,7 +4,7 @@ What their solvers do is not seen, only that the weights moved: attacks on gradi
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import watching
+
+Weights = np.ndarray[Any, np.dtype[np.float32]]
+WEIGHTS = ("coef_", "intercept_")
 
 _patched = False
 
@@ -33,12 +36,10 @@ def watch_estimators() -> None:
 def _seen_fit(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def fit(estimator: Any, inputs: Any, target: Any, *arguments: Any, **keywords: Any) -> Any:
-        watch, layers = watching.current_watch(), list[nn.Linear]()
-        if watch is not None:
-            watch.see(lambda: layers.append(_show(estimator, inputs, target)))
+        start = _weights_of(estimator)
         fitted = original(estimator, inputs, target, *arguments, **keywords)
-        if watch is not None and layers:
-            watch.see(_finish, watch, estimator, layers[0])
+        if (watch := watching.current_watch()) is not None:
+            watch.see(_show_fit, watch, estimator, start, inputs, target)
         return fitted
 
     return fit
@@ -49,20 +50,18 @@ def _seen_score(original: Callable[..., Any]) -> Callable[..., Any]:
     def score(estimator: Any, inputs: Any, target: Any, *arguments: Any, **keywords: Any) -> Any:
         if (watch := watching.current_watch()) is not None:
             with torch.no_grad():
-                watch.see(_show, estimator, inputs, target)
+                watch.see(_show, estimator, _weights_of(estimator), inputs, target)
         return original(estimator, inputs, target, *arguments, **keywords)
 
     return score
 
 
-def _show(estimator: Any, inputs: Any, target: Any) -> nn.Linear:
-    """Compute an estimator's loss before it is fitted by a layer of torch, so that all hooks see it."""
+def _show(estimator: Any, weights: Mapping[str, Weights], inputs: Any, target: Any) -> nn.Linear:
+    """Compute a fitted estimator's loss at some weights by a layer of torch, so that all hooks see it."""
     records = torch.from_numpy(np.asarray(inputs, dtype=np.float32))
-    classes = np.unique(np.asarray(getattr(estimator, "classes_", target)))
-    labels = torch.from_numpy(np.searchsorted(classes, np.asarray(target)))
-    rows = len(estimator.coef_) if hasattr(estimator, "coef_") else (len(classes) if len(classes) > 2 else 1)
-    layer = nn.Linear(records.shape[1], rows, bias=bool(estimator.fit_intercept))
-    _fill(layer, estimator)
+    labels = torch.from_numpy(np.searchsorted(estimator.classes_, np.asarray(target)))
+    layer = nn.Linear(records.shape[1], len(estimator.coef_), bias=bool(estimator.fit_intercept))
+    _fill(layer, weights)
     _loss(layer(records), labels)
     return layer
 
@@ -73,16 +72,28 @@ def _loss(outputs: Tensor, labels: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(outputs.squeeze(1), labels.float())
 
 
-def _fill(layer: nn.Linear, estimator: Any) -> None:
+def _fill(layer: nn.Linear, weights: Mapping[str, Weights]) -> None:
     """Give a layer an estimator's weights, which are zero before its first fit."""
     with torch.no_grad():
-        for parameter, name in ((layer.weight, "coef_"), (layer.bias, "intercept_")):
+        for parameter, name in zip((layer.weight, layer.bias), WEIGHTS, strict=True):
             if parameter is not None:
-                parameter.copy_(torch.from_numpy(np.array(getattr(estimator, name, 0.0), dtype=np.float32)))
+                parameter.copy_(torch.from_numpy(weights[name]))
 
 
-def _finish(watch: watching.MessageWatch, estimator: Any, layer: nn.Linear) -> None:
-    """Note the steps of an estimator's solver, and the weights that it came to."""
+def _show_fit(
+    watch: watching.MessageWatch, estimator: Any, start: Mapping[str, Weights], inputs: Any, target: Any
+) -> None:
+    """Show a fit that is over: its records at the first weights, the steps of its solver, and what it came to.
+
+    Repeats of a message draw other noise from the last loss on. A solver that draws its order is done before, so that
+    its draws count as training and never as noise.
+    """
+    layer = _show(estimator, start, inputs, target)
     solver = SimpleNamespace(param_groups=[{"params": list(layer.parameters())}])
     watch.see_solver(solver, f"scikit-learn's {estimator.solver}", int(np.max(estimator.n_iter_)))
-    _fill(layer, estimator)
+    _fill(layer, _weights_of(estimator))
+
+
+def _weights_of(estimator: Any) -> dict[str, Weights]:
+    """Copy an estimator's weights, zero where it has none yet."""
+    return {name: np.array(getattr(estimator, name, 0.0), dtype=np.float32) for name in WEIGHTS}
