@@ -46,7 +46,8 @@ BOARD = (
 CHANCE = 3.1
 SWITCH_ON = 'ClientApp(mods=[defence_mod("local_dp", epsilon=8.0, clipping_norm=1.0, rounds=10)])'
 COST = (
-    "On the published board it withstood every attack that knows it. The price there: eight clients learned nothing "
+    "On the published board no attack on pictures that knows it got one; at epsilon 8 a server that changes weights "
+    "read one label of 32 in 12 % of uploads (chance is 3 %). The price there: eight clients learned nothing "
     f"in five rounds (Top-1 {BOARD[0].top1} % in place of {NO_DEFENCE.top1} %, chance is {CHANCE} %)."
 )
 ATTACKS = ("patch_embedding", "patch_embedding_wiener")

@@ -34,7 +34,7 @@ ARCHIVES = re.compile(r"([\w.-]+?)(\.tar\.gz|\.tgz|\.tar|\.zip)(?:\?|$)")
 TEXT_COLUMNS = ("text", "sentence", "url", "review", "content")
 LABEL_COLUMNS = ("labels", "target")
 BOTH_LABELS = ("fine_label", "label")
-PER_CLIENT, PER_CLIENT_LARGE = 200, 16  # rows of a split for each client: of large pictures, or enlarged ones, fewer
+PER_CLIENT, PER_CLIENT_LARGE = 150, 12  # rows of a split for each client: of large pictures, or enlarged ones, fewer
 LARGE = 96  # pixels per side
 WORDS = tuple("abcdefghijklmnop")
 # Of models by a word of their name: layers, dimensions, heads; as of DeiT, and of the small BERTs.
