@@ -111,12 +111,12 @@ def read_sum(records: Records) -> tuple[Records, Answer, int] | None:
     if round_seen is None or len(round_seen[1]) < 2:
         return None
     trained = round_seen[1]
-    asked = {
+    files = {
         int(line["round"]): line["file"] for line in reversed(records.wire()) if _holds_arrays(line) and "file" in line
     }
-    first_file, next_file = (records.server / str(asked[number]) for number in sorted(asked)[:2])
+    first_file, next_file = (records.server / str(files[number]) for number in sorted(files)[:2])
     watched = {line["id"]: line for line in lines(records.evaluator / "seen.jsonl")}
-    seen = [watched[training.message] for training in trained]
+    entries = [watched[training.message] for training in trained]
     whole = Records(records.root / SUM)
     whole.evaluator.mkdir(parents=True, exist_ok=True)
     for name in ("server", "model", "app"):
@@ -129,7 +129,7 @@ def read_sum(records: Records) -> tuple[Records, Answer, int] | None:
     np.savez(whole.evaluator / f"{SUM}.npz", **_joined(batches))
     digests = [np.load(records.evaluator / f"{training.message}-entered.npy") for training in trained]
     np.save(whole.evaluator / f"{SUM}-entered.npy", np.concatenate(digests))
-    examples = [int(entry["examples"]) for entry in seen]
+    examples = [int(entry["examples"]) for entry in entries]
     mean: dict[str, Any] = {
         name: sum(
             count / sum(examples) * training.weights[name].double().numpy()
@@ -139,12 +139,12 @@ def read_sum(records: Records) -> tuple[Records, Answer, int] | None:
     }
     np.savez(whole.evaluator / f"{SUM}-trained.npz", **mean)
     line = {
-        **seen[0],
+        **entries[0],
         "id": SUM,
         "node": trained[0].node,
-        "sizes": [sum(sizes) for sizes in zip_longest(*(entry["sizes"] for entry in seen), fillvalue=0)],
+        "sizes": [sum(sizes) for sizes in zip_longest(*(entry["sizes"] for entry in entries), fillvalue=0)],
         "examples": sum(examples),
-        "labels": sum((Counter(entry["labels"]) for entry in seen), Counter()),
+        "labels": sum((Counter(entry["labels"]) for entry in entries), Counter()),
     }
     (whole.evaluator / "seen.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
     return whole, Answer(SUM, 1, trained[0].node, first_file, next_file), len(trained)

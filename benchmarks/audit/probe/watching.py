@@ -329,15 +329,15 @@ class MessageWatch:
 
     def _moved(self) -> list[str]:
         """Name the parameters of the kept network that were written to since its first call, as steps do."""
-        named = () if self._kept is None else self._kept.named_parameters()
-        return [name for name, value in named if value._version != self._versions.get(name)]
+        parameters = () if self._kept is None else self._kept.named_parameters()
+        return [name for name, value in parameters if value._version != self._versions.get(name)]
 
     def _described_passes(self) -> list[dict[str, Any]]:
         """Describe the passes over loaders, one line for all that draw alike."""
-        alike = Counter((entry["sampler"], entry["replaces"], entry["rate"]) for entry in self._passes)
+        counts = Counter((entry["sampler"], entry["replaces"], entry["rate"]) for entry in self._passes)
         return [
             {"sampler": sampler, "replaces": replaces, "rate": rate, "passes": count}
-            for (sampler, replaces, rate), count in alike.items()
+            for (sampler, replaces, rate), count in counts.items()
         ]
 
     def _keep_model(self, module: nn.Module) -> None:
