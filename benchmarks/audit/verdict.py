@@ -73,8 +73,8 @@ def judge_honest(report: Mapping[str, Any]) -> ServerVerdict:
         return ServerVerdict(server, "UNKNOWN", f"The app could not be seen to the end: {report['problem']}.")
     if any(row.get("drowns") for row in report["protections"]):
         sentence = (
-            "Fresh noise that was measured is nearly all of an upload. Unless it is drawn in whole numbers, it may still "
-            "tell which of some candidates is behind an upload (results/dp_audit), and that was not tested"
+            "Fresh noise that was measured is nearly all of an upload. Unless it is drawn in whole numbers, it may "
+            "still tell which of some candidates is behind an upload (results/dp_audit), and that was not tested"
         )
         return ServerVerdict(
             server, "HOLDS", f"{sentence}. {_of_records(records)}" if records["attack"] else f"{sentence}."
