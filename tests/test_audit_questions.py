@@ -19,6 +19,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import log_loss, roc_auc_score
 from torch import Tensor, nn
 
+from fedmjp.benchmarks.audit import membership
 from fedmjp.benchmarks.audit.app_loss import AppLoss, Examples, entries, read_examples
 from fedmjp.benchmarks.audit.counterfactual import Rerun, trace_curve
 from fedmjp.benchmarks.audit.evaluating import read_private, read_trained
@@ -170,6 +171,16 @@ def test_members_of_an_overfit_model_are_told_from_records_it_never_saw(
     assert told["tpr_at_01_percent"] is None
     assert told["control_auc"] > 0.8
     assert abs(told["other_client_auc"] - 0.5) < 0.15
+
+
+@pytest.mark.usefixtures("hooks")
+def test_too_little_time_for_gradients_leaves_membership_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "SECONDS", 0.0)
+    monkeypatch.setattr(AppLoss, "gradients", lambda *_, **__: torch.zeros(1, 3))
+    network = nn.Sequential(nn.Linear(WIDTH, 3))
+    updates, records, stated = two_clients(tmp_path, network, classes_of, entropy, steps=1)
+    told = answer(updates, network, records, stated)
+    assert (told["answered"], told["why"]) == (False, "0 seconds gave gradients of 1 of 200 records: too few")
 
 
 @pytest.mark.usefixtures("hooks")
@@ -462,6 +473,8 @@ def test_labels_of_watched_clients_are_scored_beside_a_guess(tmp_path: Path) -> 
     assert told["right"] > 0.9
     assert (told["examples"], told["classes"], told["batch_norm"]) == (2 * RECORDS, 3, None)
     assert told["interval"][0] < told["right"] <= told["interval"][1]
+    two_rounds = judge_labels(cases * 2, records, {"loss": stated, "forwards": 1})
+    assert two_rounds["interval"] == told["interval"], "the same records again are no further evidence"
     told = judge_labels(cases, records, {"loss": {"name": "mse_loss"}, "forwards": 1})
     assert "no classes" in told["why"]
 

@@ -24,12 +24,8 @@ SSIM_WINDOW = 11  # pixels
 ABOVE_FLOOR = 3.0  # dB by which a picture must come back better than its mean colour, to count as leaking
 RECOGNISABLE, ABOVE_SSIM_FLOOR = 0.5, 0.2  # the same by structural similarity, and by more than its mean colour
 NEAR_FEATURE = 0.05  # of a feature's distance from the mean of all, or of one record's from a record of zeros
-WHY_NOT = (
-    EMBEDDING_ROWS,
-    "linear_inputs",
-    "feature_inversion",
-    "patch_embedding",
-)  # whose reason is told where nothing applies
+# Attacks whose reason is told where nothing applies.
+WHY_NOT = (EMBEDDING_ROWS, "linear_inputs", "feature_inversion", "patch_embedding")
 HEAD_FEATURES, LAYER_FEATURES = 8, 128  # examples that are compared at most
 
 

@@ -41,7 +41,7 @@ class LabelCase:
 def judge_labels(cases: Sequence[LabelCase], records: Records, recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Answer which labels are behind updates, under the report's keys.
 
-    The interval is of single labels, pooled over clients and rounds.
+    The interval is of as many labels as one round has, pooled over clients; the share is of all rounds.
 
     Args:
         cases: Of every client and round.
@@ -76,19 +76,21 @@ def judge_labels(cases: Sequence[LabelCase], records: Records, recipe: Mapping[s
         values["classes"] = classes
     if not examples:
         return {**values, "why": reasons[0] if reasons else "no labels were seen that could be compared"}
-    interval = rounded(rate_interval(min(round(right), examples), examples))
+    # Rounds show the same records again: their number is that of one round.
+    rounds = len(cases) / len({watched[case.message]["node"] for case in cases})
+    records_seen = max(1, round(examples / rounds))
+    interval = rounded(rate_interval(min(round(right / rounds), records_seen), records_seen))
     shares = {"right": round(right / examples, 4), "guess": round(guessed / examples, 4)}
     values |= {**shares, "answered": True, "interval": interval, "examples": examples}
     if interval[0] > shares["guess"]:
         return dict(values)
     control = _run_control(cases[0], records, recipe)
-    if (
-        control is None
-        or rate_interval(round(control["right"] * control["examples"]), control["examples"])[0] <= (control["guess"])
+    if control is None or (
+        rate_interval(round(control["right"] * control["examples"]), control["examples"])[0] <= control["guess"]
     ):
         figures = f"{shares['right']:.0%} of {examples} labels, where a guess gets {shares['guess']:.0%}"
-        tried = "could not be made" if control is None else f"gets {control['right']:.0%} of known ones"
-        return {**values, "answered": False, "why": f"attacks read {figures}, and their control {tried}"}
+        outcome = "could not be made" if control is None else f"gets {control['right']:.0%} of known ones"
+        return {**values, "answered": False, "why": f"attacks read {figures}, and their control {outcome}"}
     return {**values, "control": control}
 
 

@@ -123,7 +123,7 @@ class Scorer:
         is_adaptive: Whether the optimiser divides each entry by its size, as Adam does; the regression then does so.
 
     Raises:
-        BadInputError: If the loss cannot be computed, or the update moves no parameter.
+        BadInputError: If the loss cannot be computed, the update moves no parameter, or time was too short.
     """
 
     def __init__(
@@ -134,6 +134,10 @@ class Scorer:
         if not self._names:
             raise BadInputError("nothing that was sent moves a parameter of the network")
         self._rows = loss.gradients(records, self._names, stride=self._stride, seconds=SECONDS)
+        if len(self._rows) < 2 * FEWEST:
+            raise BadInputError(
+                f"{SECONDS:g} seconds gave gradients of {len(self._rows)} of {len(records)} records: too few"
+            )
         self.records = records[: len(self._rows)]
         self._initial = loss.losses(self.records)
         self._scales = torch.ones(self._rows.shape[1])

@@ -71,7 +71,7 @@ class DpSgd(Calibrated):
         Raises:
             DefenceError: If a value is not finite, or a step has more pictures than ``batch_size``.
         """
-        batch = len(next(iter(gradients.values())))
+        batch = max(map(len, gradients.values()), default=0)
         if batch > self.options.batch_size:
             raise DefenceError(
                 f"{self.name}: a step has {batch} pictures, batch-size is {self.options.batch_size}; set it to {batch}"
