@@ -143,6 +143,23 @@ def test_a_cheating_server_has_a_verdict_of_its_own(values: dict[str, Any], outc
     assert said in cheating.said
 
 
+def test_tokens_that_come_back_are_said_though_no_attack_reads_the_steps() -> None:
+    row = {
+        "attack": "embedding_rows", "role": "attack", "reveals": "tokens", "upload": "client 1, round 1",
+        "kind": "tokens", "tokens": 18, "tokens_named": 18, "tokens_right": 18, "tokens_floor": 0.0006, "vocabulary": 30_000,
+    }  # fmt: skip
+    records = {
+        **unanswered()["records"], "came_back": 18, "of": 18, "attack": "embedding_rows", "kind": "tokens", "best": 1.0,
+        "floor": 0.0006, "unit": "share right",
+    }  # fmt: skip
+    of_adam = report_of(recovered=[row], records=records, refused=["4 steps of AdamW are no sum of gradients"])
+    of_adam["control"] = {**CONTROL, "levels": [{**LEVEL, "kind": "tokens"}]}
+    for report in (of_adam, report_of(recovered=[row], records=records, control={**CONTROL, "network_read": False})):
+        _, _, question = answers(report)
+        assert question.answer == "In part"
+        assert question.said.count("18 of the 18 different tokens") + question.said.count("18 of 18 tokens") == 1
+
+
 def test_both_servers_stand_first_and_the_floor_beside_the_figure() -> None:
     lines = verdict(report_of(cheating=[FISHING]))
     assert lines[0].startswith("Honest server: HOLDS. No picture came back")

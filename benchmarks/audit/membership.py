@@ -301,8 +301,10 @@ def _compare_round(
     scorer = Scorer(app_loss, ordered, updates[0].update, is_adaptive=recipe.get("optimiser") in ADAPTIVE)
     sources = sources[: len(scorer.records)]
     scores = {update.node: scorer.score(update.step(module)) for update in updates}
-    kind = "gradient" if updates[0].is_gradient else "weights"
-    control = scorer.control(recipe, kind, max(sources.count(update.node) for update in updates))
+    members = max(sources.count(update.node) for update in updates)
+    if members < FEWEST:
+        return []
+    control = scorer.control(recipe, "gradient" if updates[0].is_gradient else "weights", members)
     classes = scorer.records.target.flatten().long() if app_loss.is_of_classes else None
     one_class_each = classes is not None and len(classes) == len(scorer.records)
     return [

@@ -246,8 +246,10 @@ def answers(report: Mapping[str, Any]) -> list[QuestionAnswer]:
     parts = ("Features come back", "Tokens come back")
     features = next((line for line in verdict(report) if line.startswith(parts)), "")
     word = "In part" if features and honest.outcome != "LEAKS" else words[honest.outcome]
-    also = "" if find_records(report)["kind"] in IN_PART else features
-    records = QuestionAnswer("Do records come back?", word, f"{honest.said} {also}".rstrip())
+    summary = find_records(report)
+    is_stated = summary["kind"] in IN_PART and _of_records(summary) in honest.said
+    said = " ".join(sentence for sentence in ("" if is_stated else features, honest.said) if sentence)
+    records = QuestionAnswer("Do records come back?", word, said)
     given = [answer_labels(report), answer_membership(report), records]
     if not (count := report.get("sum_of_clients")):
         return given
