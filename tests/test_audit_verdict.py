@@ -146,7 +146,8 @@ def test_a_cheating_server_has_a_verdict_of_its_own(values: dict[str, Any], outc
 def test_tokens_that_come_back_are_said_though_no_attack_reads_the_steps() -> None:
     row = {
         "attack": "embedding_rows", "role": "attack", "reveals": "tokens", "upload": "client 1, round 1",
-        "kind": "tokens", "tokens": 18, "tokens_named": 18, "tokens_right": 18, "tokens_floor": 0.0006, "vocabulary": 30_000,
+        "kind": "tokens", "tokens": 18, "tokens_named": 18, "tokens_right": 18, "tokens_floor": 0.0006,
+        "vocabulary": 30_000,
     }  # fmt: skip
     records = {
         **unanswered()["records"], "came_back": 18, "of": 18, "attack": "embedding_rows", "kind": "tokens", "best": 1.0,
