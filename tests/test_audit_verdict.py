@@ -161,6 +161,26 @@ def test_tokens_that_come_back_are_said_though_no_attack_reads_the_steps() -> No
         assert question.said.count("18 of the 18 different tokens") + question.said.count("18 of 18 tokens") == 1
 
 
+@pytest.mark.parametrize(
+    ("named", "right", "held", "classes", "updates", "answer"),
+    [
+        (2, 2, 3, 4, 1, "Not known"),  # half of all pairs are of the three: C(3, 2) / C(4, 2)
+        (1, 1, 2, 2, 1, "Not known"),
+        (5, 5, 5, 10, 1, "Yes"),  # 1 of 252
+        (2, 2, 2, 10, 2, "Yes"),  # 1 of 45, twice: .044
+        (2, 2, 2, 10, 3, "Not known"),  # thrice: .067
+    ],
+)
+def test_classes_are_told_where_chance_does_not_explain_them(
+    named: int, right: int, held: int, classes: int, updates: int, answer: str
+) -> None:
+    row = {
+        "attack": "classes", "role": "attack", "reveals": "classes", "upload": "client 1, round 1", "named": named,
+        "right": right, "held": held, "classes": classes,
+    }  # fmt: skip
+    assert answers(report_of(recovered=[row] * updates))[0].answer == answer
+
+
 def test_both_servers_stand_first_and_the_floor_beside_the_figure() -> None:
     lines = verdict(report_of(cheating=[FISHING]))
     assert lines[0].startswith("Honest server: HOLDS. No picture came back")

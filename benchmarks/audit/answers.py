@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from fedmjp.benchmarks.audit.intervals import rate_interval
+from scipy.stats import hypergeom
+
+from fedmjp.benchmarks.audit.intervals import LEVEL, rate_interval
 from fedmjp.benchmarks.audit.wording import result
 
 Word = Literal["Yes", "In part", "No", "Not known"]
@@ -97,10 +99,13 @@ def answer_labels(report: Mapping[str, Any]) -> QuestionAnswer:
             )
         return QuestionAnswer(question, _beside(guess, interval), sentence + also)
     if classes:
-        row = max(classes, key=lambda entry: (entry["right"], -entry["named"]))
-        is_told = row["right"] * row["classes"] > row["named"] * row["held"]
-        sentence = f"Which classes a client holds shows in the last layer's bias: {result(row)}."
-        return QuestionAnswer(question, "Yes" if is_told else "No", sentence + also)
+        row = min(classes, key=_chance_of_classes)
+        chance = min(1.0, _chance_of_classes(row) * len(classes))
+        sentence = (
+            f"Of classes that a client holds the last layer's bias may tell: {result(row)} (by chance so many or more: "
+            f"p = {chance:.2g} over {len(classes)} updates)."
+        )
+        return QuestionAnswer(question, "Yes" if chance < 1 - LEVEL else "Not known", sentence + also)
     return QuestionAnswer(question, "Not known", f"{_because(labels['why'], report)}{also}")
 
 
@@ -142,6 +147,11 @@ def _beside(guess: float, interval: Sequence[float]) -> Word:
     if low > guess:
         return "Yes"
     return "No" if high <= guess + NEAR else "Not known"
+
+
+def _chance_of_classes(row: Mapping[str, Any]) -> float:
+    """Compute the probability that as many classes, named at random, hold so many right ones (hypergeometric)."""
+    return float(hypergeom.sf(row["right"] - 1, row["classes"], row["held"], row["named"]))
 
 
 def _because(why: str | None, report: Mapping[str, Any]) -> str:
