@@ -43,11 +43,11 @@ def find_obstacle() -> str | None:
     with tempfile.TemporaryDirectory() as scratch:
         command = [*build_command(Path(scratch), ()), "true"]
         try:
-            tried = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TRY_SECONDS)
+            trial = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TRY_SECONDS)
         except subprocess.TimeoutExpired:
             return f"bubblewrap does not end here within {TRY_SECONDS} s"
-    reason = (tried.stderr.strip().splitlines() or ["it gives no reason"])[-1]
-    return None if tried.returncode == 0 else f"bubblewrap does not work here ({reason})"
+    reason = (trial.stderr.strip().splitlines() or ["it gives no reason"])[-1]
+    return None if trial.returncode == 0 else f"bubblewrap does not work here ({reason})"
 
 
 def clean_environment() -> dict[str, str]:
