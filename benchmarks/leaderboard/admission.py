@@ -11,7 +11,7 @@ from fedmjp.benchmarks.folder.output import write_json
 from fedmjp.benchmarks.folder.study import holds_plan, holds_study
 from fedmjp.benchmarks.leaderboard.claims import missing_plug_ins, read_claim, read_claims
 from fedmjp.benchmarks.leaderboard.consistency import AdmissionError, check_consistency
-from fedmjp.benchmarks.leaderboard.entries import BoardEntry, Claim, Submitter
+from fedmjp.benchmarks.leaderboard.entries import BoardEntry, Check, Claim, Submitter
 from fedmjp.benchmarks.leaderboard.figures import judge_entries
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
 from fedmjp.benchmarks.leaderboard.plausible import odd_texts
@@ -157,7 +157,7 @@ def _submitted(content: Mapping[str, Any], submitter: Submitter, outcome: Recomp
     for stated in content["entries"]:
         entry = recomputed.get(_measured(stated, ""))
         if stated["role"] == "attack" and (entry is None or entry.check != "recomputed"):
-            check = "claimed" if entry is None else "recomputed in part"
+            check: Check = "claimed" if entry is None else "recomputed in part"
             claims.append(read_claim(stated, submitter, check, _explain(stated, entry)))
     return Submitted(tuple(judge_entries(outcome.entries)), tuple(claims))
 

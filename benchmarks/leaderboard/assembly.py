@@ -69,9 +69,7 @@ def build_entries(
     origin = {"origin": "submitted" if submitter else "reproduced", "submitter": submitter}
     provenances = {cell: _provenance(cell_rows[cell], about, environments) for cell in places}
     figures = BoardFigures(
-        ids={
-            cell: entry_id_of(cell, provenance, submitter) for cell, provenance in provenances.items()
-        },
+        ids={cell: entry_id_of(cell, provenance, submitter) for cell, provenance in provenances.items()},
         pictures=pictures,
         worst={cell: worst[place] for cell, place in places.items()},
         together={cell: _together(cell_rows[cell], counted.index) for cell, counted in pictures.items()},

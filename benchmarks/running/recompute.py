@@ -193,14 +193,10 @@ def _sample(plan: TrialPlan, cells: Mapping[Cell, BoardEntry], count: int, draw:
     planned["order"] = [hashlib.sha256(f"{draw} {name}".encode()).hexdigest() for name in planned["picture"]]
     chosen = []
     for _, trials in planned.groupby("cell", sort=False):
-        uploads = trials.groupby(["seed", "upload"], sort=False)
-        ranked = trials.assign(first=uploads["order"].transform("min"))
-        pictures: set[str] = set()
-        for _, batch in ranked.groupby("first", sort=True):
-            if len(pictures) >= count:
-                break
-            pictures |= set(batch["picture"])
-        chosen.append(ranked[uploads["picture"].transform(lambda names: names.isin(pictures).all())])
+        # An upload stands where the first of its pictures does; of several seeds all are run.
+        ranked = trials.assign(first=trials.groupby(["seed", "upload"], sort=False)["order"].transform("min"))
+        pictures = ranked.groupby("first")["picture"].nunique().sort_index().cumsum()
+        chosen.append(ranked[ranked["first"].isin(pictures.index[: 1 + int((pictures < count).sum())])])
     return pd.concat(chosen).drop(columns=["upload", "order", "first"]).sort_index().reset_index(drop=True)
 
 
