@@ -20,8 +20,8 @@ from fedmjp.benchmarks.campaign.spec import Campaign
 from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.benchmarks.folder.output import OutputFolder
 from fedmjp.benchmarks.leaderboard.admission import admit
-from fedmjp.benchmarks.leaderboard.consistency import AdmissionError
 from fedmjp.benchmarks.leaderboard.board import board_of
+from fedmjp.benchmarks.leaderboard.consistency import AdmissionError
 from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.plausible import impossible_figures
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment

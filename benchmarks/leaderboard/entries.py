@@ -267,8 +267,8 @@ class Standing(Record):
     """A model with its defences before one server and in one setting, judged by the strongest attack of a kind.
 
     ``rank`` 1 leaks least; none where the verdict forbids ranking (inconclusive, incomplete, refused), and for a third
-    party's unless it was recomputed on all pictures of the board. ``attacks`` counts those that ran; ``adapted``: one of
-    them takes the defence into account.
+    party's, unless it was recomputed on all pictures of the board. ``attacks`` counts those that ran; ``adapted``: one
+    of them takes the defence into account.
     """
 
     rank: int | None
