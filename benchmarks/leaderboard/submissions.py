@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fedmjp import provenance
 from fedmjp.benchmarks.leaderboard.entries import BoardEntry, Submitter
 from fedmjp.benchmarks.leaderboard.record import SCHEMA_VERSION, Record
 from fedmjp.registry import Registry
@@ -44,6 +43,8 @@ class PlugIn(Record):
             UnknownNameError: If it is not installed.
             PluginError: If it cannot be loaded.
         """
+        from fedmjp import provenance  # noqa: PLC0415 (it brings torch, which a board is shown without)
+
         module = registry.get(name).__module__
         top = module.partition(".")[0]
         if top == "fedmjp":
