@@ -267,8 +267,9 @@ class Standing(Record):
     """A model with its defences before one server and in one setting, judged by the strongest attack of a kind.
 
     ``rank`` 1 leaks least; none where the verdict forbids ranking (inconclusive, incomplete, refused), and for a third
-    party's, unless it was recomputed on all pictures of the board. ``attacks`` counts those that ran; ``adapted``: one
-    of them takes the defence into account.
+    party's, unless it was recomputed on all pictures of the board. ``strongest`` is the attack that decided and
+    ``entry`` the id of its cell; ``attacks`` counts those that ran; ``adapted``: one of them takes the defence into
+    account.
     """
 
     rank: int | None
@@ -283,6 +284,7 @@ class Standing(Record):
     defence: str
     mask_ratio: float
     strongest: str
+    entry: str
     attacks: int
     adapted: bool
     verdict: Verdict

@@ -45,13 +45,7 @@ def strongest(board: Board, standing: Standing) -> BoardEntry:
         board: The board of the standing.
         standing: The standing.
     """
-    # Fields that are slow to compare come last.
-    shared = ("model", "weights", "setting", "origin", "protocol", "reveals", "defences", "threat")
-    return next(
-        entry
-        for entry in board.entries
-        if entry.attack == standing.strongest and all(getattr(entry, key) == getattr(standing, key) for key in shared)
-    )
+    return board.by_id[standing.entry]
 
 
 def _judged_together(entry: BoardEntry) -> tuple[Any, ...]:
@@ -121,6 +115,7 @@ def _judged(group: Sequence[BoardEntry]) -> tuple[Standing, BoardEntry]:
         rank=None,
         **{name: getattr(strongest, name) for name in _SHARED},
         strongest=strongest.attack,
+        entry=strongest.id,
         attacks=len(measured),
         adapted=any(entry.adapted for entry in measured),
         verdict=verdict,

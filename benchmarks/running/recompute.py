@@ -5,6 +5,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import pandas as pd
@@ -102,7 +103,7 @@ class Recomputer:
         except AdmissionError:
             raise
         except FedmjpError as error:
-            return Recomputation(reason=_one_line(error))
+            return Recomputation(reason=self._publishable(error))
         draw = secrets.token_hex(16)
         table = _sample(prepared.plan, cells, self.pictures, f"{digest} {draw}")
         self.tell(f"Running {len(table)} of its trials again.")
@@ -117,6 +118,13 @@ class Recomputer:
             for fault in _contradictions(cells[entry.cell], entry):
                 raise AdmissionError(f"{name_entry(entry)}: {fault}")
         return Recomputation(draw=draw, entries=tuple(_checked(entry, cells[entry.cell]) for entry in entries))
+
+    def _publishable(self, error: FedmjpError) -> str:
+        """Write an error in one line, with names of files and folders in place of where they lie on this machine."""
+        reason = _one_line(error)
+        for path in filter(None, (self.data, *self.weights.values())):
+            reason = reason.replace(path, Path(path).name)
+        return reason
 
     def _prepare(self, recipe: Recipe, arithmetic: Arithmetic) -> Prepared:
         """Plan the campaign of a recipe on the pictures and weights of this machine."""

@@ -175,6 +175,7 @@ def add(
     from fedmjp.benchmarks.leaderboard.admission import admit
     from fedmjp.benchmarks.leaderboard.claims import figures_text
     from fedmjp.benchmarks.running.recompute import Recomputer
+    from fedmjp.errors import BadInputError
     from fedmjp.overrides import parse_pairs
     from fedmjp.zoo import PREFIX
 
@@ -183,6 +184,11 @@ def add(
         label: path if path.startswith(PREFIX) else str(Path(path).absolute())
         for label, path in parse_pairs(weights, "--weights").items()
     }
+    for path in [*files.values(), *([located(data)] if data else [])]:
+        if Path(path).is_absolute() and not Path(path).exists():
+            raise BadInputError(
+                f"{path} does not exist: name pictures with --data FOLDER, weights with --weights MODEL=FILE"
+            )
     recomputer = Recomputer(
         data=located(data) if data else "",
         weights=files,
