@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.benchmarks.leaderboard.entries import BoardEntry, Submitter
-from fedmjp.benchmarks.leaderboard.submissions import PlugIn, Recipe, Submission
+from fedmjp.benchmarks.leaderboard.submissions import EntryRecipe, PlugIn, Submission
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.defences import DEFENCES
 from fedmjp.errors import BadInputError
@@ -33,7 +33,7 @@ def pack_entries(plan: TrialPlan, entries: Sequence[BoardEntry], submitter: Subm
         *(PlugIn.of("attack", name, ATTACKS) for name in attacks),
         *(PlugIn.of("defence", name, DEFENCES) for name in defences),
     ]
-    recipe = Recipe(
+    recipe = EntryRecipe(
         config=plan.about["config"],
         pictures=dict(zip(plan.trials["picture"], plan.trials["picture_sha256"], strict=True)),
         plug_ins=tuple(plug_in for plug_in in stated if plug_in),

@@ -58,7 +58,7 @@ class PlugIn(Record):
         return cls(kind=kind, name=name, package=package, version=version, sha256=sha256)
 
 
-class Recipe(Record):
+class EntryRecipe(Record):
     """What it takes to run an entry's trials again.
 
     ``config`` is the campaign as its plan states it, with names in place of paths; it holds seeds, sizes and threat
@@ -78,7 +78,7 @@ class Submission(Record):
 
     schema_version: Literal[4] = SCHEMA_VERSION
     submitter: Submitter
-    recipe: Recipe | None = None
+    recipe: EntryRecipe | None = None
     entries: tuple[BoardEntry, ...] = Field(min_length=1)
 
 

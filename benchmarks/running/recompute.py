@@ -18,7 +18,7 @@ from fedmjp.benchmarks.leaderboard.admission import Recomputation
 from fedmjp.benchmarks.leaderboard.assembly import build_entries
 from fedmjp.benchmarks.leaderboard.consistency import AdmissionError, name_entry
 from fedmjp.benchmarks.leaderboard.entries import BoardEntry
-from fedmjp.benchmarks.leaderboard.submissions import PlugIn, Recipe, Submission
+from fedmjp.benchmarks.leaderboard.submissions import EntryRecipe, PlugIn, Submission
 from fedmjp.benchmarks.plan.trial_plan import Cell, TrialPlan
 from fedmjp.benchmarks.running.again import run_again
 from fedmjp.data.datasets import BUNDLED
@@ -126,7 +126,7 @@ class Recomputer:
             reason = reason.replace(path, Path(path).name)
         return reason
 
-    def _prepare(self, recipe: Recipe, arithmetic: Arithmetic) -> Prepared:
+    def _prepare(self, recipe: EntryRecipe, arithmetic: Arithmetic) -> Prepared:
         """Plan the campaign of a recipe on the pictures and weights of this machine."""
         for plug_in in recipe.plug_ins:
             _require_plug_in(plug_in)
