@@ -92,7 +92,7 @@ def _show(folder: Path, formats: list[str], output: Path | None, *, pictures: bo
     from fedmjp.benchmarks.report.render import board_in, gallery_in
     from fedmjp.benchmarks.report.tables import Report
     from fedmjp.benchmarks.report.terminal import print_table
-    from fedmjp.errors import UnknownNameError
+    from fedmjp.errors import OutputError, UnknownNameError
 
     console = wide_console()
     for name in formats:
@@ -103,11 +103,14 @@ def _show(folder: Path, formats: list[str], output: Path | None, *, pictures: bo
     ledger, store = open_results(results, database)
     board = board_in(ledger, store, folder)
     target = output or folder
-    target.mkdir(parents=True, exist_ok=True)
     gallery = gallery_in(ledger, store, board, results) if pictures else None
-    written = publish(board, target, formats=selection, pictures=gallery)
-    if not holds_scores(target):  # whose manifest says what its rows are
-        write_json(target / "manifest.json", board.about)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        written = publish(board, target, formats=selection, pictures=gallery)
+        if not holds_scores(target):  # whose manifest says what its rows are
+            write_json(target / "manifest.json", board.about)
+    except OSError as error:
+        raise OutputError(f"{target} cannot be written: {error.strerror or error}; name another --output") from None
     print_table(Report(board), console)
     tell(console, f"Written: {', '.join(map(str, written))}")
 
