@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -15,6 +15,7 @@ from pydantic import (
     SerializationInfo,
     SerializerFunctionWrapHandler,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
@@ -53,6 +54,20 @@ def _short(value: object) -> str:
     return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
 
 
+def _scalars(annotation: Any) -> set[Any]:
+    """Collect the types that an annotation is made of, without those in groups of keys."""
+    inner = get_args(annotation)
+    return set().union(*map(_scalars, inner)) if inner else {annotation} if isinstance(annotation, type) else set()
+
+
+def _truth_in(value: object) -> str | None:
+    """Find true or false, also in a list, and write it as YAML does."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    entries = value if isinstance(value, list | tuple) else ()
+    return next((word for entry in entries if (word := _truth_in(entry)) is not None), None)
+
+
 def _without_folders(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_folders(entry) for key, entry in value.items()}
@@ -74,6 +89,15 @@ class Config(BaseModel):
     """Base of all configuration models."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truth(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false in the place of a number, which Python would read as 1 and 0."""
+        kinds = _scalars(cls.model_fields[str(info.field_name)].annotation)
+        if kinds & {int, float} and bool not in kinds and (word := _truth_in(value)) is not None:
+            raise ValueError(f"{word} is no number; YAML reads yes, no, on and off as true and false: write a number")
+        return value
 
     @classmethod
     def parse(cls, values: Mapping[str, Any] | str) -> Self:
