@@ -56,7 +56,7 @@ class Recorder:
             StoreError: If the database failed.
             OutputError: If pictures cannot be written.
         """
-        self.output.save(results.pictures)
+        self.output.kept.save(results.pictures)
         self.store.put(results.rows)
         self.progress.trials(len(results.rows))
 
@@ -316,7 +316,7 @@ class Foreman:
         """Give the missing jobs, and what deletes pictures: once more at the end."""
         store = self._recorder.store
         waiting = deque(jobs(self.plan, store.finished([trial.key for trial in self.plan.tasks])))
-        retention = Retention(self.setup.keep, self.plan, self.setup.output.pictures, store)
+        retention = Retention(self.setup.keep, self.plan, self.setup.output.kept, store)
         self.progress.attacks(_trials(waiting))
         yield waiting, retention
         retention.sweep()

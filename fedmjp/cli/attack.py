@@ -269,7 +269,7 @@ def _attack(job: _Job, output: Path, console: "Console", *, fresh: bool) -> None
             engine = Engine(part.experiment, source, progress, environment=machine)
             for work in jobs_of(0, part.trials, finished):
                 for results in engine.results(work.trials):
-                    folder.save(results.pictures)
+                    folder.kept.save(results.pictures)
                     table.put(results.rows)
                     progress.trials(len(results.rows))
     trials = list(table.trials.values())

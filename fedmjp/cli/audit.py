@@ -67,7 +67,7 @@ def audit(
     from fedmjp.benchmarks.audit.report import write_report
     from fedmjp.benchmarks.audit.running import RunOptions
     from fedmjp.benchmarks.audit.verdict import answers, exit_code, first_line, verdict
-    from fedmjp.benchmarks.folder.output import claim_folder
+    from fedmjp.claims import claim_folder
     from fedmjp.cli.runs import published_command
 
     console = wide_console()

@@ -169,7 +169,7 @@ def run(
     from fedmjp.benchmarks.deployment.layout import Deployment
     from fedmjp.benchmarks.deployment.training import at_sites, class_list, train_at_sites
     from fedmjp.benchmarks.federation.training import rounds_done
-    from fedmjp.benchmarks.folder.output import claim_folder
+    from fedmjp.claims import claim_folder
     from fedmjp.cli.progress import FederatedProgress
     from fedmjp.data.datasets import open_dataset
     from fedmjp.extras import require

@@ -71,7 +71,8 @@ def record(
     """Run a federation on this machine and record every upload of single batches as it crosses the wire."""
     from fedmjp import provenance
     from fedmjp.benchmarks.federation.simulation import RunFolder, simulate
-    from fedmjp.benchmarks.folder.output import claim_folder, write_json
+    from fedmjp.benchmarks.folder.output import write_json
+    from fedmjp.claims import claim_folder
     from fedmjp.cli.progress import TerminalProgress
     from fedmjp.data.selection import select_for
     from fedmjp.errors import OutputError

@@ -87,7 +87,7 @@ def simulate(
         rounds_done,
         train_federated,
     )
-    from fedmjp.benchmarks.folder.output import claim_folder
+    from fedmjp.claims import claim_folder
     from fedmjp.cli.progress import FederatedProgress
     from fedmjp.data.partition_figure import draw_partition
     from fedmjp.extras import require

@@ -47,7 +47,7 @@ def train(
 
     Several GPUs train together where torchrun starts a process for each.
     """
-    from fedmjp.benchmarks.folder.output import claim_folder
+    from fedmjp.claims import claim_folder
     from fedmjp.cli.evaluate import evaluate
     from fedmjp.cli.progress import TrainingProgress
     from fedmjp.extras import require
