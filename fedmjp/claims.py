@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -64,18 +66,28 @@ def is_gone(folder: Path) -> bool:
         return True
 
 
-def require_folder(folder: Path, kept: str) -> None:
-    """Refuse to go on where a folder that this process claimed is gone.
+@contextmanager
+def watched_folder(folder: Path, kept: str) -> Iterator[None]:
+    """Watch over a folder that this process claimed: whatever fails because it went away is told as that.
 
     Args:
         folder: Of the results.
-        kept: What became of the results so far, and what to do, as the message ends.
+        kept: What is kept then, and what to do, as the message ends.
 
     Raises:
         OutputGoneError: If it was removed, moved or replaced.
     """
+    try:
+        yield
+    except OutputGoneError:
+        raise
+    except Exception:
+        if not is_gone(folder):
+            raise
     if is_gone(folder):
-        raise OutputGoneError(f"{folder} was removed, moved or replaced while the command wrote to it: {kept}")
+        raise OutputGoneError(
+            f"{folder} was removed, moved or replaced while the command wrote to it; {kept}"
+        ) from None
 
 
 def is_claimed_elsewhere(folder: Path) -> bool:

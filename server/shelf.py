@@ -63,6 +63,7 @@ class Shelf:
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory()  # goes with this object
             folder = Path(self._temporary.name)
+        folder.parent.mkdir(parents=True, exist_ok=True)  # now, and not where it was removed during a run
         self._folder, self._kept, self._uncollected = folder, 0, 0
         self.clear()
 
@@ -84,7 +85,7 @@ class Shelf:
         }
         path = self._folder / f"{self._kept}.safetensors"  # as UPDATE says
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(exist_ok=True)
             save_file(tensors, path)
         except (OSError, SafetensorError) as error:
             raise FederationError(

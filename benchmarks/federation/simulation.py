@@ -228,6 +228,7 @@ def run_app(jobs: Sequence[tuple[RunConfig, Resources]], on_event: Callable[[Eve
         path = superlink.home / "run-config.toml"
         for run_config, resources in jobs:
             path.write_text(as_toml(run_config.flat()), encoding="utf-8")
+            Path(run_config.events_file).parent.mkdir(parents=True, exist_ok=True)
             events = EventReader(Path(run_config.events_file))
             if error := follow(superlink, superlink.submit(app, path, str(resources)), events, on_event):
                 errors.append(error)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import os
 import re
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -137,6 +138,8 @@ class Store:
                 require_no_link(Path(f"{url.database}{end}"))
         self._engine = _engine(url)
         self.make_tables(_TABLES)
+        self._path = Path(url.database) if url.drivername == "sqlite" and url.database else None
+        self._begun = None if self._path is None else self._path.stat()
 
     @classmethod
     def at(cls, path: Path) -> Self:
@@ -244,6 +247,31 @@ class Store:
         """Give the database back."""
         self._engine.dispose()
 
+    def is_in_place(self) -> bool:
+        """Tell whether the file that was opened is still there under its name; a server's database always is."""
+        if self._path is None or self._begun is None:
+            return True
+        try:
+            return os.path.samestat(self._path.stat(), self._begun)
+        except OSError:
+            return False
+
+    def copy_to(self, path: Path) -> None:
+        """Copy a SQLite database that is open, even if its file was removed.
+
+        Args:
+            path: Of the copy, which must not exist.
+
+        Raises:
+            OutputError: If there is a file.
+            StoreError: If it cannot be copied.
+        """
+        if os.path.lexists(path):
+            raise OutputError(f"{path} is there already")
+        with self.transaction() as connection, closing(sqlite3.connect(path)) as copy:
+            source: Any = connection.connection.driver_connection
+            source.backup(copy)
+
     def make_tables(self, tables: MetaData) -> None:
         """Make tables beside the trials, unless they are there.
 
@@ -273,7 +301,13 @@ class Store:
         try:
             with self._engine.begin() as connection:
                 yield connection
-        except (SQLAlchemyError, LookupError, TypeError, ValueError) as error:  # values that no column has
+        except (
+            SQLAlchemyError,
+            sqlite3.Error,
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as error:  # values that no column has
             raise self._failure(error) from None
 
     def _failure(self, error: Exception) -> StoreError:
