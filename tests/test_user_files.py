@@ -1,4 +1,4 @@
-"""Files of the user in and around a folder of results: nothing but what a run wrote is deleted, nothing leads outside."""
+"""Files of the user in and around results: nothing but what a run wrote is deleted, nothing leads outside."""
 
 import json
 import shutil
@@ -110,8 +110,10 @@ def test_only_what_the_ledger_names_is_deleted(campaign: Path, copied: Path) -> 
 
 def test_fresh_training_deletes_what_training_wrote_alone(tmp_path: Path, album: Path) -> None:
     folder = TrainingFolder(tmp_path / "train")
-    ours = ["weights.safetensors", "tensorboard/events.out.tfevents.1", "evaluation/table.md",
-            "records/round-00001/uploads/a/round-00001-node-0.safetensors", "records/round-00001/manifest.json"]  # fmt: skip
+    ours = [
+        "weights.safetensors", "tensorboard/events.out.tfevents.1", "evaluation/table.md",
+        "records/round-00001/uploads/a/round-00001-node-0.safetensors", "records/round-00001/manifest.json",
+    ]  # fmt: skip
     strangers = ["tensorboard/notes.txt", "evaluation/table.md.backup", "records/round-00001/uploads/cat.png"]
     for name in (*ours, *strangers):
         (folder.root / name).parent.mkdir(parents=True, exist_ok=True)
