@@ -83,7 +83,7 @@ def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def _written(path: Path) -> Iterator[None]:
-    """Tell in one line that a file cannot be written; of a full disk torch and safetensors raise errors of their own."""
+    """Tell in one line that a file cannot be written; on a full disk torch and safetensors raise their own errors."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
