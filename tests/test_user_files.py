@@ -1,15 +1,19 @@
 """Files of the user in and around results: nothing but what a run wrote is deleted, nothing leads outside."""
 
+import ast
 import json
+import re
 import shutil
 import sqlite3
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from fedmjp import provenance
 from fedmjp.benchmarks.folder.pictures import LEDGER, PictureFolder
 from fedmjp.benchmarks.folder.store import Store
 from fedmjp.benchmarks.folder.study import TRIALS
@@ -298,3 +302,120 @@ def test_weights_outlive_the_folder_of_a_training(
     assert f"{GONE} during the training; the weights after epoch 1 were written again" in line
     assert run(*arguments) == 0
     assert len((folder / "history.csv").read_text().splitlines()) == 2, "the second epoch alone"
+
+
+@pytest.mark.parametrize("change", ["torch", "code"])
+def test_a_run_says_that_finished_trials_no_longer_count(
+    campaign: Path, copied: Path, change: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    versions = provenance.versions()
+    if change == "torch":
+        monkeypatch.setattr(provenance, "versions", lambda: {**versions, "torch": "99.0"})
+    else:
+        monkeypatch.setattr(provenance, "code_digest", lambda: "other")
+    capsys.readouterr()
+    assert run("campaign", "run", campaign, "--output", copied, "--device", "cpu") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"0 of {ROWS} trials are finished" in printed
+    reason = f"with torch {versions['torch']}, here 99.0" if change == "torch" else "with the same packages: the code"
+    assert f"{ROWS} finished trials no longer count and will be run anew ({ROWS} {reason}" in printed
+    assert run("campaign", "run", campaign, "--output", copied, "--device", "cpu") == 0
+    assert "no longer count" not in capsys.readouterr().out, "only before they are run anew"
+
+
+def test_a_training_on_a_full_disk_ends_with_one_line(tmp_path: Path) -> None:
+    """The files of a process may not grow beyond 10 MB, which is less than the weights take."""
+    limited = (
+        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000_000, 10_000_000)); from fedmjp.cli import main; main()"
+    )
+    settings = ("model.name=deit_tiny", "model.patch_size=8", "model.image_size=64", "recipe.epochs=1")
+    command = [sys.executable, "-c", limited, "train", *settings, "--output", str(tmp_path / "t"), "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == BAD_INPUT
+    (line,) = done.stderr.strip().splitlines()
+    assert re.search(r"weights\.safetensors cannot be written .*make room and run the same command again", line)
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("fedmjp", "benchmarks", "clients", "server", "attacks")
+DELETING = {"unlink", "rmtree", "remove", "removedirs", "rmdir", "rename", "renames", "replace", "move", "truncate"}
+OURS = "a name that this command writes, in a folder that it claimed"
+TEMPORARY = "a folder that mkdtemp made for this process"
+# Every place that deletes or replaces files, with the reason why it cannot be the user's.
+DELETIONS = {
+    "fedmjp/files.py": {
+        "replacing": "replaces the path that its caller wrote before, and its own partial file",
+        "remove_files": "regular files with names that runs write; folders that are empty",
+    },
+    "fedmjp/training/history.py": {"keep_until": OURS},
+    "fedmjp/training/run_folder.py": {"clear": OURS},
+    "fedmjp/cli/their_model.py": {"attack_module": OURS},
+    "fedmjp/cli/evaluate.py": {"evaluate": OURS},
+    "fedmjp/cli/audit.py": {"_failing_in_one_line": OURS},
+    "benchmarks/folder/output.py": {"prepare": "the database, if it is ours, and files of an attack"},
+    "benchmarks/folder/pictures.py": {"delete": "what the ledger names", "tidy": "the ledger itself, if it is empty"},
+    "benchmarks/federation/simulation.py": {"clear": "records by their names; a folder that is empty"},
+    "benchmarks/uploads/source.py": {"stale": "the marker of whole records"},
+    "benchmarks/federation/guard.py": {"main": TEMPORARY, "end_abandoned": "homes of SuperLinks that a prefix marks"},
+    "benchmarks/federation/superlink.py": {"close": TEMPORARY},
+    "benchmarks/report/site/build.py": {
+        "_read": "a folder of the new site, made a moment before",
+        "_replace": "a site whose every file its list names",
+    },
+    "benchmarks/report/site/place.py": {"remove_site": "a site that its mark shows"},
+    "benchmarks/audit/report.py": {"write_report": OURS},
+    "benchmarks/audit/running.py": {"play": "records in the home of a SuperLink"},
+    "benchmarks/audit/sandbox.py": {"_remove": TEMPORARY},
+    "benchmarks/audit/site.py": {"answer_watched": "records that were made with mkdir, which refuses what is there"},
+    "benchmarks/audit/probe/watching.py": {"_keep_model": "the model's file in the records of the audit"},
+    "benchmarks/deployment/training.py": {"train_at_sites": TEMPORARY},
+    "benchmarks/deployment/checking.py": {"_intrusions": TEMPORARY},
+    "benchmarks/deployment/creating.py": {"own_bundle": TEMPORARY},
+    "benchmarks/deployment/dealing.py": {"deal_to_sites": "from its own temporary folder to one that was empty"},
+    "benchmarks/deployment/intrusions.py": {"_start_impostor": "the file that it wrote a moment before"},
+    "clients/gate/ledger.py": {"_end_of_whole_lines": "half a line of its own file, after a crash"},
+}
+
+
+def deletions(path: Path) -> Iterator[tuple[str, int]]:
+    """Find the calls of a file that delete or replace files, with the functions around them."""
+
+    def visit(node: ast.AST, function: str) -> Iterator[tuple[str, int]]:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            function = node.name
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and is_deletion(node, node.func):
+            yield function, node.lineno
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, function)
+
+    yield from visit(ast.parse(path.read_text()), "")
+
+
+def is_deletion(call: ast.Call, name: ast.Attribute) -> bool:
+    """Tell calls of files from those of text, tables and lists, which have other arguments."""
+    if name.attr not in DELETING:
+        return False
+    of_system = isinstance(name.value, ast.Name) and name.value.id in ("os", "shutil")
+    if name.attr in ("unlink", "rmtree", "rmdir"):
+        return True
+    if name.attr == "truncate":
+        return bool(call.args)
+    return of_system or (name.attr in ("rename", "replace") and len(call.args) == 1 and not call.keywords)
+
+
+def test_every_deletion_in_the_code_has_a_reason() -> None:
+    """Whoever adds one says here why it cannot be a file of the user's."""
+    found = {
+        (path.relative_to(ROOT).as_posix(), function): line
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if "performance" not in path.parts and not path.is_symlink() and path.resolve() == path
+        for function, line in deletions(path)
+    }
+    stated = {(file, function) for file, functions in DELETIONS.items() for function in functions}
+    assert {
+        f"{file}:{line} in {function}" for (file, function), line in found.items() if (file, function) not in stated
+    } == set()
+    assert stated <= found.keys(), "reasons of what is gone"

@@ -35,6 +35,7 @@ def run_prepared(
     """
     from fedmjp.benchmarks.folder.output import OutputFolder
     from fedmjp.benchmarks.report.render import render
+    from fedmjp.benchmarks.running.outdated import describe_outdated
     from fedmjp.benchmarks.running.rescue import rescuing
     from fedmjp.benchmarks.running.runner import run_campaign
     from fedmjp.cli.progress import TerminalProgress
@@ -53,6 +54,8 @@ def run_prepared(
     store = store or folder.store()
     finished = len(store.finished([trial.key for trial in prepared.plan.tasks]))
     _tell_beginning(prepared, finished, folder.root, console)
+    if finished < len(prepared.plan.trials) and (outdated := describe_outdated(prepared.plan, store)):
+        tell(console, outdated, style="yellow")
     prepared.plan.save(folder.root)
     with rescuing(folder, prepared.plan, store):
         with TerminalProgress(console) as progress:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from fedmjp.cli.console import wide_console
+from fedmjp.cli.console import tell, wide_console
 from fedmjp.cli.options import Device, Fresh
 from fedmjp.cli.options import output as output_option
 from fedmjp.cli.outcome import tell_outcome
@@ -24,6 +24,7 @@ def quickstart(
     from fedmjp.benchmarks.plan.planning import plan
     from fedmjp.benchmarks.report.render import render
     from fedmjp.benchmarks.running.engine import Engine
+    from fedmjp.benchmarks.running.outdated import describe_outdated
     from fedmjp.benchmarks.running.rescue import rescuing
     from fedmjp.benchmarks.running.runner import Recorder, run_experiment
     from fedmjp.benchmarks.uploads.source import FederatedRun, RecordedUploads
@@ -42,6 +43,8 @@ def quickstart(
     keys = [trial.key for trial in planned.tasks]
     missing = len(keys) - len(store.finished(keys))
     console.print(f"{len(keys) - missing} of {len(keys)} trials are finished; device {scenario.device}.")
+    if missing and (outdated := describe_outdated(planned, store)):
+        tell(console, outdated, style="yellow")
     planned.save(folder.root)
     with rescuing(folder, planned, store):
         with TerminalProgress(console) as progress:
