@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -133,6 +134,24 @@ def test_a_site_whose_disk_is_full_is_told_so(world: World) -> None:
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "No space left on device" in done.stderr
+
+
+def test_one_run_is_stopped_by_its_number(world: World) -> None:
+    log, output = world.folder / "stopped.log", world.folder / "stopped"
+    run = world.start("deploy", "run", "server", "--data", pictures(), "--output", str(output), log=log)
+    wait_for(
+        "the run is submitted",
+        lambda: "in progress" in world.fedmjp("deploy", "check", "server", check=False).stderr,
+        log,
+    )
+    number = re.findall(r"run (\d+) is in progress", world.fedmjp("deploy", "check", "server", check=False).stderr)[0]
+    assert f"Stopped run {number}" in world.fedmjp("deploy", "stop", "server", number).stdout
+    wait_for("its command ends", lambda: run.poll() is not None, log)
+    assert run.returncode == 1
+    assert sum("Error: " in line for line in log.read_text().splitlines()) == 1
+    again = world.fedmjp("deploy", "stop", "server", number, check=False)
+    assert again.returncode == 2
+    assert "is not in progress on this server; none is in progress" in again.stderr
 
 
 def test_a_run_outlives_a_killed_supernode_and_a_killed_superlink(world: World) -> None:
