@@ -81,7 +81,8 @@ def test_a_supernode_ends_with_its_loop_and_when_it_is_asked(tmp_path: Path, fai
             process.wait()
     errors = [line for line in log.read_text().splitlines() if line.startswith("Error: ")]
     assert len(errors) == fails
-    assert not fails or "the SuperNode's loop failed (HTTPStatusError: Server error '500" in errors[0]
+    assert not fails or "the SuperNode's loop ended by the error that its log names" in errors[0]
+    assert ("Server error '500" in log.read_text()) == fails
 
 
 LOOP = """

@@ -44,8 +44,8 @@ def run_to_the_end(run_loop: Callable[[], None]) -> NoReturn:
     except BaseException as error:  # noqa: BLE001 (whatever it was, the node is gone)
         lines = str(error).splitlines()
         _end(f"the SuperNode's loop failed ({type(error).__name__}{': ' if lines else ''}{''.join(lines[:1])})")
-    else:
-        _end("the SuperNode's loop ended")
+    else:  # Flower has logged what the loop raised, and returned
+        _end("the SuperNode's loop ended by the error that its log names")
     sys.stdout.flush()
     os._exit(code if isinstance(code, int) else FAILED * (code is not None))
 
