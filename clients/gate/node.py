@@ -15,9 +15,10 @@ from fedmjp.clients.gate import flower
 from fedmjp.clients.gate.clear import find_bounds_refusal, find_clear_refusal
 from fedmjp.clients.gate.ledger import Entry, GateLedger, Outcome
 from fedmjp.clients.gate.policy import Policy
+from fedmjp.clients.gate.reading import read_reply
 from fedmjp.clients.gate.reasons import Reason, RefusedError, read_reason, refusal
 from fedmjp.clients.gate.self_attack import try_tensors
-from fedmjp.clients.replies import SentArrays, read_update
+from fedmjp.clients.replies import SentArrays
 from fedmjp.errors import DefenceError
 
 
@@ -151,16 +152,16 @@ class NodeGate:
             raise RefusedError(reason)
         if not self.ledger.approved(flower.hash_content(reply.content), message.metadata.run_id):
             raise RefusedError(Reason.UNGATED)
-        update = None
+        reading = None
         if message.metadata.message_type.split(".")[0] == "train":
-            update = read_update(reply, SentArrays(message), self.policy.kind, "gate")
+            reading = read_reply(reply, SentArrays(message), self.policy.kind, "gate")
         elif reply.content.array_records:
             raise RefusedError(Reason.ARRAYS)
-        if reason := find_clear_refusal(reply.content, self.policy.clear, update):
+        if reason := find_clear_refusal(reply.content, self.policy.clear, reading):
             raise RefusedError(reason)
-        if update is None:
+        if reading is None:
             return ()
-        results = try_tensors(update)
+        results = try_tensors(reading)
         if self.policy.pictures != "say" and any(outcome.came_back for outcome in results.outcomes):
             raise RefusedError(Reason.FEW)
         return results.outcomes
