@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fedmjp.clients.checks.base import Finding, Incoming, derive_limit, largest_of, make_finding, skip_finding
+from fedmjp.clients.checks.base import Finding, Incoming, derive_limit, make_finding, skip_finding
 from fedmjp.clients.checks.disaggregation import LEARNED
 from fedmjp.clients.checks.parallel import COSINE, may_have_parallel_rows, unit_rows
 from fedmjp.clients.checks.trace import Layer, Trace
@@ -30,11 +30,13 @@ def check_bins(incoming: Incoming, trace: Trace) -> list[Finding]:
         return [skip_finding(ALONE, "there is no linear layer before the head, or one picture alone")]
     # Pictures that are learned already have small gradients in every unit, which no server's bins make.
     scale = torch.where(trace.slopes > LEARNED, 1 / trace.slopes, 0.0).to(trace.logits.dtype)
-    beyond = [_share_alone(layer, scale) - _share_by_chance(layer) for layer in layers]
-    value = largest_of(beyond)
-    limit = derive_limit(incoming.history.get(ALONE, ()), first=FIRST, factor=FACTOR, most=MOST)
-    about = "the share of a layer's units whose gradient is of one token, beyond chance"
-    return [make_finding(ALONE, value, limit, about, {ALONE: value})]
+    limits = [max(FIRST, _share_by_chance(layer)) for layer in layers]
+    shares = [_share_alone(layer, scale) for layer in layers]
+    value, first = max(zip(shares, limits, strict=True), key=lambda pair: pair[0] / pair[1])
+    limit = derive_limit(incoming.history.get(ALONE, ()), first=first, factor=FACTOR, most=max(MOST, first))
+    return [
+        make_finding(ALONE, value, limit, "the share of a layer's units whose gradient is of one token", {ALONE: value})
+    ]
 
 
 def _share_by_chance(layer: Layer) -> float:

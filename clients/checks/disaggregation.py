@@ -9,8 +9,8 @@ SNR = "disaggregation"
 FEWER = "effective pictures"
 # Beyond the most, one picture is as good as alone in the gradient, whoever made it so.
 SNR_FIRST, SNR_FACTOR, SNR_MOST = 10.0, 3.0, 100.0
-LEARNED = 1e-6  # norm of the loss' gradient at the logits, below which rounding is what remains
 FEWER_FIRST, FEWER_FACTOR = 10.0, 2.0
+LEARNED = 1e-6  # norm of the loss' gradient at the logits, below which rounding is what remains
 
 
 def check_disaggregation(incoming: Incoming, trace: Trace) -> list[Finding]:
@@ -47,8 +47,7 @@ def check_disaggregation(incoming: Incoming, trace: Trace) -> list[Finding]:
         make_finding(
             FEWER,
             fewest,
-            derive_limit(earlier.get(FEWER, ()), first=LEARNED = 1e-6  # norm of the loss' gradient at the logits, below which rounding is what remains
-FEWER_FIRST, factor=FEWER_FACTOR),
+            derive_limit(earlier.get(FEWER, ()), first=FEWER_FIRST, factor=FEWER_FACTOR),
             "how many times fewer pictures a layer's gradient is effectively of",
             {FEWER: fewest},
         ),
