@@ -15,6 +15,7 @@ from typing import Literal, TextIO
 
 from pydantic import ConfigDict, Field
 
+from fedmjp.clients.gate.reasons import Reason, RefusedError
 from fedmjp.config import Config
 from fedmjp.errors import ConfigError, DefenceError
 
@@ -39,6 +40,7 @@ class Entry(Config):
     time: str = ""  # UTC, of the writing
     place: Literal["app", "node"] = "app"  # beside the app, or in the SuperNode
     run: int
+    node: int = 0
     round: str
     kind: str  # of the message
     verdict: Verdict
@@ -48,6 +50,8 @@ class Entry(Config):
     outcomes: tuple[Outcome, ...] = ()
     checks: tuple[str, ...] = ()  # what was suspicious of the model that came in
     leaves: tuple[str, ...] = ()
+    bits: int = 0  # in clear
+    form: str = ""  # digest of which records, names and lengths the reply has
     sha256: str = ""  # of the arrays that leave
     multiplier: float | None = None  # of the noise
     seconds: float = 0.0
@@ -65,18 +69,22 @@ class GateLedger:
         if not self.path.absolute().parent.is_dir():
             raise ConfigError(f"ledger {str(path)!r}: its folder does not exist; make it first")
 
-    def append(self, entry: Entry, *, delta: float = 1e-5, budget: float | None = None) -> float | None:
+    def append(
+        self, entry: Entry, *, delta: float = 1e-5, budget: float | None = None, run_bits: int | None = None
+    ) -> float | None:
         """Write an entry, so that it outlives a crash.
 
         Args:
             entry: What was decided about a message.
             delta: At which epsilon is stated.
             budget: Epsilon of all defended uploads that must not be exceeded; None counts only.
+            run_bits: In clear of all replies of a run that must not be exceeded; None counts only.
 
         Returns:
             Epsilon of all defended uploads, if this one has noise.
 
         Raises:
+            RefusedError: If the run's bits in clear do not allow it.
             DefenceError: If the budget does not allow it, or the file is damaged or cannot be written. Nothing may
                 leave then.
         """
@@ -87,6 +95,8 @@ class GateLedger:
                     epsilon = compose_epsilon([*self._parse(file), entry], delta)
                     if budget is not None and epsilon > budget:
                         raise DefenceError(f"the privacy budget, epsilon {budget:g}, does not allow another upload")
+                if run_bits is not None and entry.bits + sum_bits(self._parse(file), entry) > run_bits:
+                    raise RefusedError(Reason.RUN_BITS)
                 self._end_of_whole_lines(file)
                 now = datetime.now(UTC).isoformat(timespec="seconds")
                 file.write(entry.model_copy(update={"time": now}).model_dump_json(exclude_defaults=True) + "\n")
@@ -149,6 +159,31 @@ class GateLedger:
         with os.fdopen(descriptor, "r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
             yield file
+
+
+def sum_bits(entries: Sequence[Entry], like: Entry) -> int:
+    """Add up the bits in clear that a node's replies of a run held.
+
+    Args:
+        entries: Of the ledger.
+        like: Has the run, the node and the place.
+    """
+    return sum(entry.bits for entry in entries if _stream(entry) == _stream(like))
+
+
+def find_last_form(entries: Sequence[Entry], like: Entry) -> str:
+    """Find the form of a node's last reply of a kind in a run; empty before the first.
+
+    Args:
+        entries: Of the ledger.
+        like: Has the run, the node, the place and the kind.
+    """
+    forms = (entry.form for entry in reversed(entries) if _stream(entry) == _stream(like) and entry.kind == like.kind)
+    return next((form for form in forms if form), "")
+
+
+def _stream(entry: Entry) -> tuple[int, int, str]:
+    return entry.run, entry.node, entry.place
 
 
 def compose_epsilon(entries: Sequence[Entry], delta: float) -> float:
