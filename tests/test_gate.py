@@ -238,7 +238,9 @@ def test_pictures_and_labels_are_seen_however_the_loss_is_computed(loss: Any, tm
         loss(model, images, labels).backward()
         optimiser.step()
         arrays = ArrayRecord(model.float().state_dict())
-        return Message(content=RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 8})}), reply_to=message)
+        return Message(
+            content=RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 8})}), reply_to=message
+        )
 
     assert not app(asked("torchvision"), context()).has_error()
     assert last(gate).pictures == 8

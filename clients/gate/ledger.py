@@ -50,8 +50,9 @@ class Entry(Config):
     outcomes: tuple[Outcome, ...] = ()
     checks: tuple[str, ...] = ()  # what was suspicious of the model that came in
     leaves: tuple[str, ...] = ()
+    policy: str = ""  # SHA-256 of the policy that was accepted
     bits: int = 0  # in clear
-    form: str = ""  # digest of which records, names and lengths the reply has
+    reply_form: str = ""  # digest of which records, names and lengths the reply has
     sha256: str = ""  # of the arrays that leave
     multiplier: float | None = None  # of the noise
     seconds: float = 0.0
@@ -178,7 +179,9 @@ def find_last_form(entries: Sequence[Entry], like: Entry) -> str:
         entries: Of the ledger.
         like: Has the run, the node, the place and the kind.
     """
-    forms = (entry.form for entry in reversed(entries) if _stream(entry) == _stream(like) and entry.kind == like.kind)
+    forms = (
+        entry.reply_form for entry in reversed(entries) if _stream(entry) == _stream(like) and entry.kind == like.kind
+    )
     return next((form for form in forms if form), "")
 
 

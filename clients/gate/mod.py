@@ -12,6 +12,7 @@ from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common import log
 
+from fedmjp.clients.gate.acceptance import require_accepted
 from fedmjp.clients.gate.clear import find_bounds_refusal, find_clear_refusal, is_within, list_leaving
 from fedmjp.clients.gate.incoming import ModelChecks
 from fedmjp.clients.gate.ledger import Entry, GateLedger, find_last_form
@@ -49,7 +50,8 @@ class UploadGate:
         clock: Seconds that the ledger counts.
 
     Raises:
-        ConfigError: If the policy cannot be read, or the ledger's folder does not exist.
+        ConfigError: If the policy cannot be read or changed since it was accepted, or the ledger's folder does not
+            exist.
     """
 
     def __init__(
@@ -65,6 +67,8 @@ class UploadGate:
         else:
             self.policy, path = Policy.read(Path(policy))
         self.ledger = GateLedger(path)
+        if not isinstance(policy, Policy):
+            require_accepted(Path(policy), self.ledger)
         self.randomness, self.clock = randomness or SystemRandomness(), clock
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -141,8 +145,8 @@ class _Visit:
         if update is not None:
             self._judge(reply, update, observed)
             self.checks.keep(update)
-            if self.policy.applied_rounding or self.entry.verdict == "defended":
-                rebuilt = rebuilder.rebuild(rebuilt.content, self.policy.applied_rounding)
+            if self.policy.rounds or self.entry.verdict == "defended":
+                rebuilt = rebuilder.rebuild(rebuilt.content, rounding=self.policy.rounds)
         self._count_bits(rebuilt)
         self._say(sha256=rebuilt.content.object_id)
         return Message(rebuilt.content, reply_to=self.message)
@@ -170,7 +174,7 @@ class _Visit:
             details: For the site's ledger alone.
         """
         reasons = (reason, *self.entry.reasons, *details)
-        self._say(verdict="refused", reasons=reasons, sha256="", multiplier=None, bits=0, form="")
+        self._say(verdict="refused", reasons=reasons, sha256="", multiplier=None, bits=0, reply_form="")
         self._time()
         try:
             self.gate.ledger.append(self.entry)
@@ -269,7 +273,7 @@ class _Visit:
         if rebuilt.count_bits("") > self.policy.clear.reply_bits:
             raise RefusedError(Reason.REPLY_BITS)
         last_form = find_last_form(self.gate.ledger.entries(), self.entry) if self.gate.ledger.path.exists() else ""
-        self._say(bits=rebuilt.count_bits(last_form), form=rebuilt.form_digest)
+        self._say(bits=rebuilt.count_bits(last_form), reply_form=rebuilt.form_digest)
 
     def _say(self, **values: Any) -> None:
         self.entry = self.entry.model_copy(update=values)

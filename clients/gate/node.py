@@ -173,8 +173,8 @@ class NodeGate:
         results = try_tensors(update)
         if self.policy.pictures != "say" and any(outcome.came_back for outcome in results.outcomes):
             raise RefusedError(Reason.FEW)
-        if rounding := self.policy.applied_rounding:
-            rebuilt = rebuilder.rebuild(rebuilt.content, rounding)
+        if self.policy.rounds:
+            rebuilt = rebuilder.rebuild(rebuilt.content, rounding=True)
         return results.outcomes, rebuilt
 
     def _note(
@@ -210,7 +210,7 @@ class NodeGate:
         # In memory as well: the ledger is a file, which others may shorten.
         stream = entry.run, entry.kind
         entry = entry.model_copy(
-            update={"form": rebuilt.form_digest, "bits": rebuilt.count_bits(self._forms.get(stream, ""))}
+            update={"reply_form": rebuilt.form_digest, "bits": rebuilt.count_bits(self._forms.get(stream, ""))}
         )
         limit = self.policy.clear.run_bits
         try:
@@ -220,5 +220,5 @@ class NodeGate:
         except RefusedError as error:
             self.ledger.append(entry.model_copy(update={"verdict": "refused", "reasons": (error.reason,), "bits": 0}))
             raise
-        self._forms[stream] = entry.form
+        self._forms[stream] = entry.reply_form
         self._bits[entry.run] += entry.bits

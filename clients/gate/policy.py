@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedmjp.clients.gate.rounding import Rounding
 from fedmjp.clients.replies import Kind
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
@@ -72,8 +71,8 @@ class Policy(Config):
     arrays: dict[str, str | ListedArray] = Field(
         {}, description="beside those that came in: RECORD in the layout of another, or RECORD/ARRAY with a shape"
     )
-    rounding: Literal["auto", "off", "bfloat16", "grid"] = Field(
-        "auto", description="of changes that leave; auto is a grid where the policy has defences, else off"
+    rounding: Literal["auto", "off", "grid"] = Field(
+        "auto", description="of changes that leave; auto is the grid where the policy has defences, else off"
     )
     bounds: dict[str, tuple[float, float]] = Field(
         {"lr": (0.0, 1.0), "learning-rate": (0.0, 1.0)},
@@ -99,11 +98,9 @@ class Policy(Config):
         return self
 
     @property
-    def applied_rounding(self) -> Rounding | None:
-        """Return how changes are rounded before they leave; None leaves them as they are."""
-        if self.rounding == "auto":
-            return "grid" if self.defences else None
-        return None if self.rounding == "off" else self.rounding
+    def rounds(self) -> bool:
+        """Tell whether changes are rounded before they leave."""
+        return bool(self.defences) if self.rounding == "auto" else self.rounding == "grid"
 
     @property
     def pipeline(self) -> Pipeline:

@@ -16,7 +16,7 @@ from fedmjp.clients.gate.arrays import ArrayLayout, Numbers, cast_numbers, decod
 from fedmjp.clients.gate.metrics import OF_FLOWER, list_names, rebuild_values
 from fedmjp.clients.gate.policy import ListedArray, Policy
 from fedmjp.clients.gate.reasons import Reason, RefusedError
-from fedmjp.clients.gate.rounding import Rounding, round_change
+from fedmjp.clients.gate.rounding import round_change
 
 RUN_BITS = 97  # of equal changes of whole numbers one behind another: the change, and how many
 ANSWERED_AS = {"fitres.parameters": "fitins.parameters"}  # by Flower's NumPyClient
@@ -72,12 +72,12 @@ class Rebuilder:
         self._names = list_names(policy.clear)
         self._records = self._names | {str(name) for name in message.content}
 
-    def rebuild(self, content: RecordDict, rounding: Rounding | None = None) -> Rebuilt:
+    def rebuild(self, content: RecordDict, *, rounding: bool = False) -> Rebuilt:
         """Build the content of a reply anew.
 
         Args:
             content: Of the app's reply.
-            rounding: Of changes; None leaves them as they are.
+            rounding: Whether changes are rounded.
 
         Raises:
             RefusedError: If a record, name, shape, type or number is none that came in or that the policy lists.
@@ -86,7 +86,7 @@ class Rebuilder:
         free = dict(self._incoming)
         for name, record in sorted(content.items(), key=lambda pair: (_rank(pair[1]), str(pair[0]))):
             if isinstance(record, ArrayRecord):
-                rebuilt.content[str(name)] = self._rebuild_arrays(str(name), record, free, rounding, rebuilt)
+                rebuilt.content[str(name)] = self._rebuild_arrays(str(name), record, free, rebuilt, rounding=rounding)
             elif isinstance(record, MetricRecord | ConfigRecord):
                 self._rebuild_plain(str(name), record, rebuilt)
         return rebuilt
@@ -111,8 +111,9 @@ class Rebuilder:
         name: str,
         record: ArrayRecord,
         free: dict[str, dict[str, IncomingArray]],
-        rounding: Rounding | None,
         rebuilt: Rebuilt,
+        *,
+        rounding: bool,
     ) -> ArrayRecord:
         """Build a record of arrays anew; the record that came in, whose layout it has, is no longer free."""
         allowed = self._allow_arrays(name, record, free)
@@ -120,16 +121,16 @@ class Rebuilder:
         changes = [np.zeros(0, np.int64)]
         for key, array, incoming in _pair(record, allowed):
             layout = read_layout(array)
-            bytes_of_model = layout.is_bytes and incoming.layout.is_bytes and rounding is None
+            bytes_of_model = layout.is_bytes and incoming.layout.is_bytes and not rounding
             if layout.shape != incoming.layout.shape and not bytes_of_model:
                 raise RefusedError(Reason.LAYOUT)
             numbers = cast_numbers(decode_numbers(array, layout), incoming.layout.dtype)
             if numbers.dtype.kind != "f":
                 if not bytes_of_model:
                     changes.append(_change_counters(numbers, incoming.numbers))
-            elif rounding is not None:
+            elif rounding:
                 base = None if self._policy.kind in ("gradient", "change") else incoming.numbers
-                numbers = round_change(numbers, base, rounding)
+                numbers = round_change(numbers, base)
             arrays[key] = encode_numbers(numbers, declared=incoming.layout.declared)
         rebuilt.form += [f"arrays {name}", *arrays]
         rebuilt.form_bits += _bits(len(self._records) + len(OF_FLOWER)) + 1
