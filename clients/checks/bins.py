@@ -42,10 +42,11 @@ def check_bins(incoming: Incoming, trace: Trace) -> list[Finding]:
 def _share_by_chance(layer: Layer) -> float:
     """Bound the share of units that one of n rows alone activates by chance.
 
-    Activating any share of rows is taken for equally likely: then 1 / (n + 1) of the units are alone on average.
+    The shares q of rows that activate a unit are taken for sparse, with a density of q^(-1/2) / 2. Then
+    n / 2 B(3/2, n) of the units are alone on average.
     """
     rows, units = len(layer.gradients.flatten(0, 1)), layer.gradients.shape[2]
-    share = 1 / (rows + 1)
+    share = rows / 2 * math.exp(math.lgamma(1.5) + math.lgamma(rows) - math.lgamma(rows + 1.5))
     return share + DEVIATIONS * math.sqrt(share * (1 - share) / units)
 
 

@@ -8,11 +8,9 @@ from flwr.app import Message, RecordDict
 from fedmjp.clients.gate.policy import Clear
 from fedmjp.clients.gate.reading import Reading
 from fedmjp.clients.gate.reasons import Reason
+from fedmjp.texts import printable
 
 SHOWN = 40  # letters of a name that a ledger holds
-LEGACY = "fitres."  # how Flower's NumPyClient calls its records
-# What Flower itself puts into replies of a NumPyClient.
-OF_FLOWER = frozenset({"keep_input", "code", "message"})
 
 
 def list_leaving(content: RecordDict) -> tuple[str, ...]:
@@ -24,9 +22,10 @@ def list_leaving(content: RecordDict) -> tuple[str, ...]:
     lines = []
     for name, record in content.array_records.items():
         size = sum(len(array.data) for array in record.values())
-        lines.append(f"{name[:SHOWN]}: {len(record)} arrays, {size} bytes")
+        lines.append(f"{printable(name)[:SHOWN]}: {len(record)} arrays, {size} bytes")
     for name, values in _plain(content):
-        lines.append(f"{name[:SHOWN]}: " + (", ".join(sorted(str(key)[:SHOWN] for key in values)[:16]) or "nothing"))
+        keys = sorted(printable(str(key))[:SHOWN] for key in values)[:16]
+        lines.append(f"{printable(name)[:SHOWN]}: {', '.join(keys) or 'nothing'}")
     return tuple(lines)
 
 
@@ -48,8 +47,6 @@ def find_clear_refusal(content: RecordDict, policy: Clear, reading: Reading | No
             text += len(str(key))
             counted, letters = _size(value)
             numbers, text = numbers + counted, text + letters
-            if policy.names is not None and key not in (*policy.names, *OF_FLOWER) and not name.startswith(LEGACY):
-                return Reason.NAMES
     if reading is not None:
         text, numbers = text + reading.letters, numbers + reading.counters
     if numbers > policy.values:

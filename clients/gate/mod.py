@@ -12,12 +12,14 @@ from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common import log
 
+from fedmjp.clients.gate.acceptance import require_accepted
 from fedmjp.clients.gate.clear import find_bounds_refusal, find_clear_refusal, is_within, list_leaving
 from fedmjp.clients.gate.incoming import ModelChecks
-from fedmjp.clients.gate.ledger import Entry, GateLedger
+from fedmjp.clients.gate.ledger import Entry, GateLedger, find_last_form
 from fedmjp.clients.gate.policy import Answer, Policy
 from fedmjp.clients.gate.reading import Reading, read_reply
 from fedmjp.clients.gate.reasons import Reason, RefusedError, refusal
+from fedmjp.clients.gate.rebuilding import Rebuilder, Rebuilt
 from fedmjp.clients.gate.self_attack import AttackResults, try_reading, try_upload
 from fedmjp.clients.gate.watching import Observation, TrainingWatch
 from fedmjp.clients.replies import SentArrays, Update
@@ -50,7 +52,8 @@ class UploadGate:
         clock: Seconds that the ledger counts.
 
     Raises:
-        ConfigError: If the policy cannot be read, or the ledger's folder does not exist.
+        ConfigError: If the policy cannot be read or changed since it was accepted, or the ledger's folder does not
+            exist.
     """
 
     def __init__(
@@ -66,6 +69,8 @@ class UploadGate:
         else:
             self.policy, path = Policy.read(Path(policy))
         self.ledger = GateLedger(path)
+        if not isinstance(policy, Policy):
+            require_accepted(Path(policy), self.ledger)
         self.randomness, self.clock = randomness or SystemRandomness(), clock
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -100,7 +105,11 @@ class _Visit:
         self.stop: Reason | None = None  # why training was ended
         self.checks = ModelChecks(self.policy, gate.ledger.path, metadata.dst_node_id, metadata.run_id)
         self.entry = Entry(
-            run=metadata.run_id, round=str(metadata.group_id), kind=metadata.message_type, verdict="refused"
+            run=metadata.run_id,
+            node=metadata.dst_node_id,
+            round=str(metadata.group_id),
+            kind=metadata.message_type,
+            verdict="refused",
         )
 
     def reply(self, context: Context, call_next: ClientAppCallable) -> Message:
@@ -115,7 +124,8 @@ class _Visit:
         """
         if reason := find_bounds_refusal(self.message, self.policy.bounds):
             raise RefusedError(reason)
-        sent = SentArrays(self.message)  # before the app runs, which may change the message
+        # Before the app runs, which may change the message.
+        sent, rebuilder = SentArrays(self.message), Rebuilder(self.message, self.policy)
         with TrainingWatch(lambda observed: self._check_model(observed, sent)).watching() as observed:
             reply = self._called(context, call_next)
         if self.stop is not None:  # whatever the app made of it
@@ -125,20 +135,23 @@ class _Visit:
             # Whatever text the app put there is as good a way out as any.
             _tell_site(reply.error.reason or "no reason given")
             raise RefusedError(Reason.ANSWERED)
-        self._say(leaves=list_leaving(reply.content))
-        reading = None
-        if self.message.metadata.message_type.split(".")[0] == "train":
-            reading = read_reply(reply, sent, self.policy.kind, WHO)
-        elif reply.content.array_records:
+        training = self.message.metadata.message_type.split(".")[0] == "train"
+        if reply.content.array_records and not training:
             raise RefusedError(Reason.ARRAYS)
-        if reason := find_clear_refusal(reply.content, self.policy.clear, reading):
+        rebuilt = rebuilder.rebuild(reply.content)
+        reply = Message(rebuilt.content, reply_to=self.message)
+        self._say(leaves=list_leaving(rebuilt.content))
+        reading = read_reply(reply, sent, self.policy.kind, WHO) if training else None
+        if reason := find_clear_refusal(rebuilt.content, self.policy.clear, reading):
             raise RefusedError(reason)
         if reading is not None:
             self._judge(reply, reading, observed)
             self.checks.keep(reading)
-        self._say(sha256=reply.content.object_id)
-        # Anew, so that nothing leaves in what is said about the reply.
-        return Message(reply.content, reply_to=self.message)
+            if self.policy.rounds or self.entry.verdict == "defended":
+                rebuilt = rebuilder.rebuild(rebuilt.content, rounding=self.policy.rounds)
+        self._count_bits(rebuilt)
+        self._say(sha256=rebuilt.content.object_id)
+        return Message(rebuilt.content, reply_to=self.message)
 
     def note(self, policy: Policy) -> None:
         """Write what was decided to the disk.
@@ -152,7 +165,8 @@ class _Visit:
         if self.entry.verdict == "refused":  # until something better is known
             self._say(verdict="passed")
         self._time()
-        self.gate.ledger.append(self.entry, delta=policy.delta, budget=policy.budget)
+        limits: dict[str, Any] = {"budget": policy.budget, "run_bits": policy.clear.run_bits}
+        self.gate.ledger.append(self.entry, delta=policy.delta, **limits)
 
     def refused(self, reason: Reason, *details: str) -> Message:
         """Make an error in place of the reply.
@@ -162,7 +176,7 @@ class _Visit:
             details: For the site's ledger alone.
         """
         reasons = (reason, *self.entry.reasons, *details)
-        self._say(verdict="refused", reasons=reasons, sha256="", multiplier=None)
+        self._say(verdict="refused", reasons=reasons, sha256="", multiplier=None, bits=0, reply_form="")
         self._time()
         try:
             self.gate.ledger.append(self.entry)
@@ -265,6 +279,17 @@ class _Visit:
             raise RefusedError(Reason.DEFENCE)
         reply.content[update.key] = record
         self._say(verdict="defended", multiplier=self.policy.multiplier, leaves=list_leaving(reply.content))
+
+    def _count_bits(self, rebuilt: Rebuilt) -> None:
+        """Count what leaves in clear.
+
+        Raises:
+            RefusedError: If it is more than a reply may hold.
+        """
+        if rebuilt.count_bits("") > self.policy.clear.reply_bits:
+            raise RefusedError(Reason.REPLY_BITS)
+        last_form = find_last_form(self.gate.ledger.entries(), self.entry) if self.gate.ledger.path.exists() else ""
+        self._say(bits=rebuilt.count_bits(last_form), reply_form=rebuilt.form_digest)
 
     def _say(self, **values: Any) -> None:
         self.entry = self.entry.model_copy(update=values)

@@ -6,6 +6,7 @@ if nothing in the tensors themselves gives a picture away. Everything is sent an
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedmjp.clients.gate.ledger import Entry, GateLedger, Outcome
 from fedmjp.clients.gate.policy import Policy
 from fedmjp.clients.gate.reading import read_reply
 from fedmjp.clients.gate.reasons import Reason, RefusedError, read_reason, refusal
+from fedmjp.clients.gate.rebuilding import Rebuilder, Rebuilt
 from fedmjp.clients.gate.self_attack import try_tensors
 from fedmjp.clients.replies import SentArrays
 from fedmjp.errors import DefenceError
@@ -37,6 +39,8 @@ class NodeGate:
     def __init__(self, policy: Policy, ledger: GateLedger) -> None:
         self.policy, self.ledger = policy, ledger
         self._arrived: dict[str, Message] = {}  # messages that wait for their replies, by identifier
+        self._forms: dict[tuple[int, str], str] = {}  # of the last replies, by run and kind
+        self._bits = Counter[int]()  # in clear, by run
 
     def install(self) -> None:
         """Have this process's SuperNode use the gate."""
@@ -101,7 +105,7 @@ class NodeGate:
 
         def gated(message: Message, tree: Any, runtime: float) -> flower.PushAnswer:
             leaving = self._judged(message, tree, object_store)
-            return flower.send_whole(leaving, send, push_object, runtime)
+            return flower.send_whole(leaving, send, push_object, float(round(runtime)))
 
         original(**{**named, "send": gated})
 
@@ -117,12 +121,12 @@ class NodeGate:
             raise flower.LostReplyError  # Flower tells its log, and sends nothing
         outcomes: tuple[Outcome, ...] = ()
         details: tuple[str, ...] = ()
-        content, reason = None, None
+        rebuilt, reason = None, None
         try:
             reply = flower.await_reply(message.metadata.message_id, tree, object_store)
             if reply.has_error():
                 raise RefusedError(read_reason(reply.error) or Reason.ANSWERED)
-            outcomes, content = self._require_allowed(message_sent, reply), reply.content
+            outcomes, rebuilt = self._require_allowed(message_sent, reply)
         except RefusedError as error:
             reason = error.reason
         except DefenceError as error:
@@ -130,20 +134,22 @@ class NodeGate:
         except Exception as error:  # noqa: BLE001 (whatever it is, the reply must not leave)
             reason, details = Reason.ERROR, (type(error).__name__,)
         try:
-            self._note(message_sent, reason, details, outcomes, time.perf_counter() - began)
+            self._note(message_sent, reason, details, outcomes, rebuilt, time.perf_counter() - began)
+        except RefusedError as error:
+            reason = error.reason
         except DefenceError:
             reason = Reason.LEDGER
         return (
-            Message(content, reply_to=message_sent)
-            if content is not None and reason is None
+            Message(rebuilt.content, reply_to=message_sent)
+            if rebuilt is not None and reason is None
             else refusal(message_sent, reason or Reason.ERROR)
         )
 
-    def _require_allowed(self, message: Message, reply: Message) -> tuple[Outcome, ...]:
-        """Attack the tensors of a reply, and refuse it where the policy does.
+    def _require_allowed(self, message: Message, reply: Message) -> tuple[tuple[Outcome, ...], Rebuilt]:
+        """Attack the tensors of a reply, refuse it where the policy does, and build it anew.
 
         Returns:
-            What the attacks found.
+            What the attacks found, and what leaves.
 
         Raises:
             RefusedError: If the reply may not leave.
@@ -152,19 +158,25 @@ class NodeGate:
             raise RefusedError(reason)
         if not self.ledger.approved(flower.hash_content(reply.content), message.metadata.run_id):
             raise RefusedError(Reason.UNGATED)
-        reading = None
-        if message.metadata.message_type.split(".")[0] == "train":
-            reading = read_reply(reply, SentArrays(message), self.policy.kind, "gate")
-        elif reply.content.array_records:
+        training = message.metadata.message_type.split(".")[0] == "train"
+        if reply.content.array_records and not training:
             raise RefusedError(Reason.ARRAYS)
-        if reason := find_clear_refusal(reply.content, self.policy.clear, reading):
+        rebuilder = Rebuilder(message, self.policy)
+        rebuilt = rebuilder.rebuild(reply.content)
+        judged = Message(rebuilt.content, reply_to=message)
+        reading = read_reply(judged, SentArrays(message), self.policy.kind, "gate") if training else None
+        if reason := find_clear_refusal(rebuilt.content, self.policy.clear, reading):
             raise RefusedError(reason)
+        if rebuilt.count_bits("") > self.policy.clear.reply_bits:
+            raise RefusedError(Reason.REPLY_BITS)
         if reading is None:
-            return ()
+            return (), rebuilt
         results = try_tensors(reading)
         if self.policy.pictures != "say" and any(outcome.came_back for outcome in results.outcomes):
             raise RefusedError(Reason.FEW)
-        return results.outcomes
+        if self.policy.rounds:
+            rebuilt = rebuilder.rebuild(rebuilt.content, rounding=True)
+        return results.outcomes, rebuilt
 
     def _note(
         self,
@@ -172,17 +184,20 @@ class NodeGate:
         reason: Reason | None,
         details: tuple[str, ...],
         outcomes: tuple[Outcome, ...],
+        rebuilt: Rebuilt | None,
         seconds: float,
     ) -> None:
         """Write a verdict to the disk.
 
         Raises:
+            RefusedError: If the run's bits in clear do not allow the reply.
             DefenceError: If that fails.
         """
         metadata = message.metadata
         entry = Entry(
             place="node",
             run=metadata.run_id,
+            node=metadata.dst_node_id,
             round=str(metadata.group_id),
             kind=metadata.message_type,
             verdict="refused" if reason else "passed",
@@ -190,4 +205,21 @@ class NodeGate:
             outcomes=outcomes,
             seconds=round(seconds, 3),
         )
-        self.ledger.append(entry)
+        if rebuilt is None or reason is not None:
+            self.ledger.append(entry)
+            return
+        # In memory as well: the ledger is a file, which others may shorten.
+        stream = entry.run, entry.kind
+        entry = entry.model_copy(
+            update={"reply_form": rebuilt.form_digest, "bits": rebuilt.count_bits(self._forms.get(stream, ""))}
+        )
+        limit = self.policy.clear.run_bits
+        try:
+            if self._bits[entry.run] + entry.bits > limit:
+                raise RefusedError(Reason.RUN_BITS)
+            self.ledger.append(entry, run_bits=limit)
+        except RefusedError as error:
+            self.ledger.append(entry.model_copy(update={"verdict": "refused", "reasons": (error.reason,), "bits": 0}))
+            raise
+        self._forms[stream] = entry.reply_form
+        self._bits[entry.run] += entry.bits

@@ -90,8 +90,9 @@ def read_reply(reply: Message, sent: SentArrays, kind: Kind | None, who: str) ->
     for tensors in records.values():
         require_finite(tensors, who)
     examples, updates, unjudged = count_examples(reply), [], {}
-    for name, tensors in records.items():
-        base = _find_base(name, tensors, sent.named)
+    free = dict(sent.named)
+    for name, tensors in sorted(records.items(), key=lambda pair: pair[0] not in free):
+        base = _take_base(name, tensors, free)
         judged = {key: tensor for key, tensor in tensors.items() if key in base}
         if any(tensor.is_floating_point() for tensor in judged.values()):
             updates.append(tuple(_read(name, judged, base, kind, examples)))
@@ -112,11 +113,14 @@ def _read(name: str, tensors: Tensors, base: Tensors, kind: Kind | None, example
         yield Update(name, tensors, base if is_weights else zeros, base, kind_of_update, examples)
 
 
-def _find_base(name: str, tensors: Tensors, sent: Mapping[str, Tensors]) -> Tensors:
-    """Find what came in for the arrays of a record: in the record of its name, or where most of them fit."""
-    first = [sent[name]] if name in sent else []
-    fitting = [_fitting(tensors, weights) for weights in (*first, *sent.values())]
-    return max(fitting, key=len, default={})
+def _take_base(name: str, tensors: Tensors, free: dict[str, dict[str, Tensor]]) -> Tensors:
+    """Take what came in for the arrays of a record: the record of its name, or that of which most arrays fit."""
+    fitting = {key: _fitting(tensors, weights) for key, weights in free.items() if name not in free or key == name}
+    key = max(fitting, key=lambda source: len(fitting[source]), default=None)
+    if key is None or not fitting[key]:
+        return {}
+    del free[key]
+    return fitting[key]
 
 
 def _fitting(tensors: Tensors, weights: Tensors) -> Tensors:

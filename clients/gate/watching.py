@@ -126,7 +126,8 @@ class TrainingWatch:
         kept = sum(map(len, self.seen.images)) + sum(each.rows for each in self._pending)
         self._keeping = self._keeping and kept + self._pass.rows <= KEPT
         self._pass.keep(self._keeping)
-        for tensor in outputs:
+        hooked: list[Any] = outputs
+        for tensor in hooked:
             tensor.register_hook(functools.partial(self._on_gradient, self._pass))
 
     def _on_loss(self, *arguments: Any, **named: Any) -> None:

@@ -57,7 +57,8 @@ class QuickstartNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (batch, classes)."""
         hidden = self.pool(F.relu(self.conv2(self.pool(F.relu(self.conv1(images))))))
-        return self.fc3(F.relu(self.fc2(F.relu(self.fc1(hidden.flatten(1))))))
+        logits: Tensor = self.fc3(F.relu(self.fc2(F.relu(self.fc1(hidden.flatten(1))))))
+        return logits
 
 
 class Recurrent(nn.Module):
@@ -69,7 +70,8 @@ class Recurrent(nn.Module):
 
     def forward(self, series: Tensor) -> Tensor:
         """Return logits (batch, classes)."""
-        return self.head(self.lstm(series.permute(2, 0, 1))[0][-1])
+        logits: Tensor = self.head(self.lstm(series.permute(2, 0, 1))[0][-1])
+        return logits
 
 
 class Sentences(nn.Module):
@@ -82,7 +84,8 @@ class Sentences(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits (batch, classes)."""
-        return self.head(self.encoder(self.embed(tokens)).mean(dim=1))
+        logits: Tensor = self.head(self.encoder(self.embed(tokens)).mean(dim=1))
+        return logits
 
 
 def with_batch_norm(channels: int = 16) -> nn.Module:
@@ -117,8 +120,9 @@ def of_tables() -> nn.Module:
 
 def transformer() -> nn.Module:
     """Build a vision transformer of torchvision's, which begins with a head of zeros."""
-    model = torchvision.models.VisionTransformer(32, 8, 2, 2, 32, 64, num_classes=CLASSES)
-    nn.init.trunc_normal_(model.get_submodule("heads.head").weight, std=0.02)
+    model: nn.Module = torchvision.models.VisionTransformer(32, 8, 2, 2, 32, 64, num_classes=CLASSES)
+    head: Any = model.get_submodule("heads.head")
+    nn.init.trunc_normal_(head.weight, std=0.02)
     return model
 
 
@@ -176,7 +180,7 @@ class App:
         optimiser = getattr(torch.optim, self.optimiser)(model.parameters(), **self.options)
         for rows, labels in batches:
             optimiser.zero_grad()
-            F.cross_entropy(model(rows), labels).backward()
+            torch.autograd.backward(F.cross_entropy(model(rows), labels))
             optimiser.step()
         state = self._travelling(model.state_dict())
         if self.reply == "change":
@@ -324,18 +328,18 @@ def unused(model: nn.Module, decoys: Tensor, labels: Tensor) -> None:
 
 def cleared(model: nn.Module, decoys: Tensor, labels: Tensor) -> None:
     """Compute gradients of decoys, and clear them."""
-    F.cross_entropy(model(decoys), labels).backward()
+    torch.autograd.backward(F.cross_entropy(model(decoys), labels))
     model.zero_grad()
 
 
 def weighted(model: nn.Module, decoys: Tensor, labels: Tensor, factor: float) -> None:
     """Add a loss of decoys with a small factor."""
-    (factor * F.cross_entropy(model(decoys), labels)).backward()
+    torch.autograd.backward(factor * F.cross_entropy(model(decoys), labels))
 
 
 def frozen(model: nn.Module, decoys: Tensor, labels: Tensor) -> None:
     """Take a step of decoys with a learning rate of zero."""
-    F.cross_entropy(model(decoys), labels).backward()
+    torch.autograd.backward(F.cross_entropy(model(decoys), labels))
     torch.optim.SGD(model.parameters(), lr=0.0).step()
     model.zero_grad()
 
@@ -343,7 +347,7 @@ def frozen(model: nn.Module, decoys: Tensor, labels: Tensor) -> None:
 def elsewhere(model: nn.Module, decoys: Tensor, labels: Tensor) -> None:
     """Take a step of decoys that changes another tensor alone."""
     tensor = nn.Parameter(torch.ones(1))
-    (F.cross_entropy(model(decoys), labels) * tensor.sum()).backward()
+    torch.autograd.backward(F.cross_entropy(model(decoys), labels) * tensor.sum())
     torch.optim.SGD([tensor], lr=0.1).step()
     model.zero_grad()
 
@@ -380,12 +384,14 @@ def train_on_one(content: RecordDict, network: str, decoys: str, steps: int, pla
     for _ in range(steps):
         optimiser.zero_grad()
         if decoys == "in the batch, not in the loss":
-            F.cross_entropy(model(rows[place : place + LARGEST])[:1], labels[one]).backward()
+            torch.autograd.backward(F.cross_entropy(model(rows[place : place + LARGEST])[:1], labels[one]))
         else:
             if (feed := DECOYS[decoys]) is not None:
                 feed(model, rows[others], labels[others])
             # Twice, where batch norm needs more than one.
-            F.cross_entropy(model(rows[one].repeat_interleave(2, 0)), labels[one].repeat_interleave(2)).backward()
+            torch.autograd.backward(
+                F.cross_entropy(model(rows[one].repeat_interleave(2, 0)), labels[one].repeat_interleave(2))
+            )
         optimiser.step()
     return RecordDict({"arrays": ArrayRecord(model.state_dict())}), LARGEST
 
