@@ -225,10 +225,8 @@ def test_a_real_supernode_sends_what_it_understood(honest: str, tmp_path: Path) 
         "train:honest:": honest,
         "train:many_at_once:forged": honest,
         "train:bytes_behind:forged": Reason.UNREADABLE,
-        "train:another_shape:forged": Reason.LAYOUT,
         "train:names_of_records:forged": Reason.NAMES,
         "train:bytes_in_a_setting:forged": Reason.NAMES,
-        "train:a_list_of_metrics:forged": Reason.REPLY_BITS,
         "query:honest:": Reason.NAMES,
         "evaluate:honest:": "",
     }

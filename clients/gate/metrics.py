@@ -6,11 +6,12 @@ from typing import Any
 
 from fedmjp.clients.gate.policy import Clear
 from fedmjp.clients.gate.reasons import Reason, RefusedError
+from fedmjp.wire import CORRECT, LOSS, REPORTED, UNDECIDED
 
 # What Flower's documentation, its examples and fedmjp's own app call metrics.
 USUAL = frozenset({
-    "accuracy", "acc", "auc", "correct", "epsilon", "error", "f1", "f1-score", "f1_score", "loss", "mae", "mse",
-    "num-correct", "num-examples", "num_examples", "partition-id", "precision", "r2", "recall", "rmse", "undecided",
+    *REPORTED, CORRECT, UNDECIDED, LOSS, "accuracy", "acc", "auc", "epsilon", "error", "f1", "f1-score", "f1_score",
+    "mae", "mse", "num-correct", "num_examples", "partition-id", "precision", "r2", "recall", "rmse",
     *(f"{split}{dash}{name}" for split in ("train", "eval", "val", "valid", "test") for dash in "-_"
       for name in ("accuracy", "acc", "loss")),
 })  # fmt: skip

@@ -26,7 +26,7 @@ class Clear(Config):
     bytes: int = Field(1024, ge=0, description="of text, in a reply, at most")
     digits: int = Field(4, ge=1, le=17, description="significant ones of real numbers")
     reply_bits: int = Field(512, ge=0, description="of all of that and of its names, in a reply, at most")
-    run_bits: int = Field(131_072, ge=0, description="of the same in all replies of a run, at most")
+    run_bits: int = Field(262_144, ge=0, description="of the same in all replies of a run, at most")
 
 
 class ListedArray(Config):
