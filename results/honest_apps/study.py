@@ -4,7 +4,7 @@
 ``UploadGate`` with its default policy; their replies are averaged, and the next round begins with the average.
 
 - ``honest`` rows: a row per upload of ``APPS``, under the default policy and under ``model_checks: refuse``;
-- ``one`` rows: apps that train on one record, behind the decoys of ``DECOYS``, and claim 64 examples.
+- ``one`` rows: apps that train on one record, behind the decoys of ``DECOYS``, and claim 32 examples.
 
 Records are the digits and the tumours of scikit-learn, and drawn volumes, series and sentences of ten classes.
 """
@@ -38,9 +38,10 @@ from fedmjp.running import run_function
 from fedmjp.seeds import numpy_generator, scoped_randomness, torch_generator
 from fedmjp.tensors import average_updates
 
-CLIENTS, ROUNDS = 2, 40
+CLIENTS, ROUNDS = 2, 15
 CLASSES, RECORDS = 10, 1600
-BATCH, LARGEST = 32, 64
+UPLOADS = 3  # of one record, of each kind
+BATCH, LARGEST = 16, 32
 Records = tuple[Tensor, Tensor]
 State = dict[str, Tensor]
 Backward = Callable[[nn.Module, Tensor, Tensor], None]
@@ -428,7 +429,7 @@ def main(
     for network in NETWORKS:
         for decoys in DECOYS:
             for steps in (1, 3):
-                rows += hide_one(network, decoys, steps, 5)
+                rows += hide_one(network, decoys, steps, UPLOADS)
     table = pd.DataFrame(rows)
     keep_table(output, table, {"study": "honest_apps", "rounds": rounds, "clients": CLIENTS, "seed": 0})
     for question, columns in (("honest", ["app", "policy"]), ("one", ["app", "decoys"])):
