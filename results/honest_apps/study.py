@@ -12,8 +12,11 @@ Records are the digits and the tumours of scikit-learn, and drawn volumes, serie
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -421,16 +424,17 @@ def main(
     """Play every app under both policies and try every decoy; keep the rows."""
     torch.set_num_threads(1)
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
-    rows: list[dict[str, Any]] = []
-    for policy in ({}, {"model_checks": "refuse"}):
-        for name in APPS:
-            rows += play(name, policy, rounds)
-            typer.echo(f"{name}: {sum(row['verdict'] == 'refused' for row in rows[-CLIENTS * rounds :])} refused")
-    for network in NETWORKS:
-        for decoys in DECOYS:
-            for steps in (1, 3):
-                rows += hide_one(network, decoys, steps, UPLOADS)
-    table = pd.DataFrame(rows)
+    policies: list[dict[str, Any]] = [{"model_checks": "refuse"}, {}]
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
+        parts = [
+            *(pool.submit(play, name, policy, rounds) for name in reversed(list(APPS)) for policy in policies),
+            *(pool.submit(hide_one, *case, UPLOADS) for case in product(NETWORKS, DECOYS, (1, 3))),
+        ]
+        for part in parts:
+            typer.echo(
+                f"{part.result()[0]['app']}: {sum(row['verdict'] == 'refused' for row in part.result())} refused"
+            )
+    table = pd.DataFrame([row for part in parts for row in part.result()])
     keep_table(output, table, {"study": "honest_apps", "rounds": rounds, "clients": CLIENTS, "seed": 0})
     for question, columns in (("honest", ["app", "policy"]), ("one", ["app", "decoys"])):
         part = table[table["question"] == question]
