@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedmjp import provenance
 from fedmjp.benchmarks.campaign.prepare import Prepared
-from fedmjp.benchmarks.folder.output import OutputFolder, load_png
+from fedmjp.benchmarks.folder.output import OutputFolder
+from fedmjp.benchmarks.folder.pictures import load_png
 from fedmjp.benchmarks.folder.trials import RecordedTrials
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.running.engine import Engine
@@ -81,7 +82,7 @@ def _rescore(folder: OutputFolder, plan: TrialPlan, finished: pd.DataFrame, veri
     rescored, owed = 0, _owed(plan, finished)
     for row in finished[["key", "cell", "stem", "scores"]].to_dict("records"):
         files = plan.files_of(row)
-        path = folder.pictures / files["reconstruction"]
+        path = folder.kept.path(files["reconstruction"])
         if not path.exists():
             if row["key"] in owed:
                 verification.problems.append(
@@ -90,7 +91,7 @@ def _rescore(folder: OutputFolder, plan: TrialPlan, finished: pd.DataFrame, veri
             continue
         cell = plan.cells[row["cell"]]
         try:
-            pair = _picture(path), _picture(folder.pictures / files[str(cell.setting.compared_with)])
+            pair = _picture(path), _picture(folder.kept.path(files[str(cell.setting.compared_with)]))
         except OSError as error:
             verification.problems.append(f"{files['reconstruction']}: {error}")
             continue
