@@ -20,6 +20,7 @@ from fedmjp.config import Config
 from fedmjp.errors import ConfigError, DefenceError
 
 Verdict = Literal["passed", "defended", "refused"]
+Place = Literal["app", "node"]  # beside the app, or in the SuperNode
 
 
 class Outcome(Config):
@@ -38,7 +39,7 @@ class Entry(Config):
     model_config = ConfigDict(strict=True)
 
     time: str = ""  # UTC, of the writing
-    place: Literal["app", "node"] = "app"  # beside the app, or in the SuperNode
+    place: Place = "app"
     run: int
     node: int = 0
     round: str
@@ -49,6 +50,8 @@ class Entry(Config):
     steps: int | None = None
     outcomes: tuple[Outcome, ...] = ()
     checks: tuple[str, ...] = ()  # what was suspicious of the model that came in
+    not_judged: int = 0  # bytes of arrays that did not come in: a channel that is open
+    form: str = ""  # SHA-256 of names, types and shapes of the arrays that leave, where some are not judged
     leaves: tuple[str, ...] = ()
     policy: str = ""  # SHA-256 of the policy that was accepted
     bits: int = 0  # in clear
@@ -130,6 +133,18 @@ class GateLedger:
             entry.sha256 == sha256 and entry.run == run and entry.place == "app" and entry.verdict != "refused"
             for entry in self.entries()
         )
+
+    def first_form(self, run: int, place: Place) -> str | None:
+        """Return the form of the first arrays that left in a run and were not judged.
+
+        Args:
+            run: Identifier of the run.
+            place: Of the gate that let them out.
+        """
+        if not self.path.exists():
+            return None
+        passed = (entry for entry in self.entries() if entry.verdict != "refused" and entry.place == place)
+        return next((entry.form for entry in passed if entry.run == run and entry.form), None)
 
     def _parse(self, file: TextIO) -> list[Entry]:
         file.seek(0)

@@ -17,11 +17,12 @@ from fedmjp.clients.gate.clear import find_bounds_refusal, find_clear_refusal, i
 from fedmjp.clients.gate.incoming import ModelChecks
 from fedmjp.clients.gate.ledger import Entry, GateLedger, find_last_form
 from fedmjp.clients.gate.policy import Answer, Policy
+from fedmjp.clients.gate.reading import Reading, read_reply
 from fedmjp.clients.gate.reasons import Reason, RefusedError, refusal
 from fedmjp.clients.gate.rebuilding import Rebuilder, Rebuilt
-from fedmjp.clients.gate.self_attack import AttackResults, try_upload
+from fedmjp.clients.gate.self_attack import AttackResults, try_reading, try_upload
 from fedmjp.clients.gate.watching import Observation, TrainingWatch
-from fedmjp.clients.replies import SentArrays, Update, read_update
+from fedmjp.clients.replies import SentArrays, Update
 from fedmjp.errors import DefenceError
 from fedmjp.randomness import Randomness, SystemRandomness
 from fedmjp.texts import printable
@@ -30,6 +31,7 @@ STRICTEST: tuple[Answer, ...] = ("refuse", "defend", "say")
 WHO = "gate"
 LONGEST = 1000  # letters of an app's error that the log at the site tells
 KINDS = {"pictures": Reason.PICTURES, "features": Reason.FEATURES, "labels": Reason.LABELS}
+UNKNOWN = frozenset({Reason.UNSEEN, Reason.UNJUDGED})  # what no defence makes up for
 AFTER = ("patch_embedding_wiener", dict[str, Any]())  # what a defended upload is tried with besides
 
 
@@ -139,12 +141,12 @@ class _Visit:
         rebuilt = rebuilder.rebuild(reply.content)
         reply = Message(rebuilt.content, reply_to=self.message)
         self._say(leaves=list_leaving(rebuilt.content))
-        update = read_update(reply, sent, self.policy.kind, WHO) if training else None
-        if reason := find_clear_refusal(rebuilt.content, self.policy.clear, update):
+        reading = read_reply(reply, sent, self.policy.kind, WHO) if training else None
+        if reason := find_clear_refusal(rebuilt.content, self.policy.clear, reading):
             raise RefusedError(reason)
-        if update is not None:
-            self._judge(reply, update, observed)
-            self.checks.keep(update)
+        if reading is not None:
+            self._judge(reply, reading, observed)
+            self.checks.keep(reading)
             if self.policy.rounds or self.entry.verdict == "defended":
                 rebuilt = rebuilder.rebuild(rebuilt.content, rounding=self.policy.rounds)
         self._count_bits(rebuilt)
@@ -214,14 +216,15 @@ class _Visit:
         if bound is not None and not all(is_within(rate, bound) for rate in observed.learning_rates):
             raise RefusedError(Reason.RATE)
 
-    def _judge(self, reply: Message, update: Update, observed: Observation) -> None:
+    def _judge(self, reply: Message, reading: Reading, observed: Observation) -> None:
         """Leave the reply as it is, or put defended arrays into it.
 
         Raises:
             RefusedError: If neither may leave.
         """
-        results = try_upload(update, observed, psnr=self.policy.psnr, search=self._search())
-        answers = self._answers(update, observed, results)
+        self._require_form(reading)
+        results = try_reading(reading, observed, psnr=self.policy.psnr, search=self._search())
+        answers = self._answers(reading, observed, results)
         answer: Answer = next((strict for strict in STRICTEST if strict in answers), "say")
         self._say(outcomes=results.outcomes, reasons=(*self.entry.reasons, *(answers.get(answer) or ())))
         if answer == "refuse":
@@ -229,24 +232,37 @@ class _Visit:
             self._say(reasons=tuple(further))
             raise RefusedError(first)
         if answer == "defend" or self.policy.defend == "always":
-            self._defend(reply, update, observed)
+            self._defend(reply, reading.only_update(), observed)
+
+    def _require_form(self, reading: Reading) -> None:
+        """Note what nobody can judge; it keeps the form that it had in the run's first round.
+
+        Raises:
+            RefusedError: If it has another one.
+        """
+        if not (size := reading.unjudged_bytes):
+            return
+        self._say(not_judged=size, form=reading.form)
+        if self.gate.ledger.first_form(self.entry.run, "app") not in (None, reading.form):
+            raise RefusedError(Reason.FORM)
 
     def _search(self) -> tuple[str, Any] | None:
         search = self.policy.search
         return (search.attack, search.options) if search.every and secrets.randbelow(search.every) == 0 else None
 
-    def _answers(self, update: Update, observed: Observation, results: AttackResults) -> dict[Answer, list[Reason]]:
+    def _answers(self, reading: Reading, observed: Observation, results: AttackResults) -> dict[Answer, list[Reason]]:
         """Collect the policy's answers and their reasons."""
         reasons: list[tuple[Answer, Reason]] = []
         if not observed.rows:
             reasons.append((self.policy.unseen, Reason.UNSEEN))
-        else:
-            pictures = min(observed.pictures, update.examples or observed.pictures)
-            if pictures < self.policy.fewest_pictures:
-                reasons.append((self.policy.pictures, Reason.FEW))
+        if reading.unjudged_bytes:
+            reasons.append((self.policy.unjudged, Reason.UNJUDGED))
+        counts = [count for count in (observed.pictures, reading.examples) if count]
+        if counts and min(counts) < self.policy.fewest_pictures:
+            reasons.append((self.policy.pictures, Reason.FEW))
         reasons += [(getattr(self.policy, kind), reason) for kind, reason in KINDS.items() if results.came_back(kind)]
         if self.policy.defend == "always":  # what comes back counts once the update is defended
-            reasons = [(answer if reason is Reason.UNSEEN else "defend", reason) for answer, reason in reasons]
+            reasons = [(answer if reason in UNKNOWN else "defend", reason) for answer, reason in reasons]
         answers: dict[Answer, list[Reason]] = {}
         for answer, reason in reasons:
             answers.setdefault(answer, []).append(reason)

@@ -16,10 +16,11 @@ from fedmjp.clients.gate import flower
 from fedmjp.clients.gate.clear import find_bounds_refusal, find_clear_refusal
 from fedmjp.clients.gate.ledger import Entry, GateLedger, Outcome
 from fedmjp.clients.gate.policy import Policy
+from fedmjp.clients.gate.reading import read_reply
 from fedmjp.clients.gate.reasons import Reason, RefusedError, read_reason, refusal
 from fedmjp.clients.gate.rebuilding import Rebuilder, Rebuilt
 from fedmjp.clients.gate.self_attack import try_tensors
-from fedmjp.clients.replies import SentArrays, read_update
+from fedmjp.clients.replies import SentArrays
 from fedmjp.errors import DefenceError
 
 
@@ -163,14 +164,14 @@ class NodeGate:
         rebuilder = Rebuilder(message, self.policy)
         rebuilt = rebuilder.rebuild(reply.content)
         judged = Message(rebuilt.content, reply_to=message)
-        update = read_update(judged, SentArrays(message), self.policy.kind, "gate") if training else None
-        if reason := find_clear_refusal(rebuilt.content, self.policy.clear, update):
+        reading = read_reply(judged, SentArrays(message), self.policy.kind, "gate") if training else None
+        if reason := find_clear_refusal(rebuilt.content, self.policy.clear, reading):
             raise RefusedError(reason)
         if rebuilt.count_bits("") > self.policy.clear.reply_bits:
             raise RefusedError(Reason.REPLY_BITS)
-        if update is None:
+        if reading is None:
             return (), rebuilt
-        results = try_tensors(update)
+        results = try_tensors(reading)
         if self.policy.pictures != "say" and any(outcome.came_back for outcome in results.outcomes):
             raise RefusedError(Reason.FEW)
         if self.policy.rounds:

@@ -18,6 +18,8 @@ class Reason(StrEnum):
     LABELS = "labels come back"
     FEW = "too few pictures behind the upload"
     UNSEEN = "the batches behind the upload were not seen"
+    UNJUDGED = "arrays that cannot be compared with anything that came in"
+    FORM = "arrays of other names, types or shapes than in the first round of the run"
     DEFENCE = "the defended upload still gives pictures back"
     BOUNDS = "a setting of the server's is out of bounds"
     RATE = "the optimiser's learning rate is out of bounds"

@@ -19,6 +19,7 @@ from fedmjp.clients.gate.reasons import Reason, RefusedError
 from fedmjp.clients.gate.rounding import round_change
 
 RUN_BITS = 97  # of equal changes of whole numbers one behind another: the change, and how many
+LONGEST_NAME, LETTER_BITS = 32, 21  # of further records of arrays
 ANSWERED_AS = {"fitres.parameters": "fitins.parameters"}  # by Flower's NumPyClient
 
 
@@ -84,12 +85,16 @@ class Rebuilder:
         """
         rebuilt = Rebuilt()
         free = dict(self._incoming)
-        for name, record in sorted(content.items(), key=lambda pair: (_rank(pair[1]), str(pair[0]))):
+        for name, record in sorted(content.items(), key=lambda pair: self._place(*pair)):
             if isinstance(record, ArrayRecord):
                 rebuilt.content[str(name)] = self._rebuild_arrays(str(name), record, free, rebuilt, rounding=rounding)
             elif isinstance(record, MetricRecord | ConfigRecord):
                 self._rebuild_plain(str(name), record, rebuilt)
         return rebuilt
+
+    def _place(self, name: object, record: object) -> tuple[int, bool, str]:
+        """Order records by what they hold, those first that answer one that came in, and by name."""
+        return _rank(record), str(name) not in self._incoming, str(name)
 
     def _rebuild_plain(self, name: str, record: MetricRecord | ConfigRecord, rebuilt: Rebuilt) -> None:
         """Build a record of metrics or settings anew."""
@@ -117,6 +122,9 @@ class Rebuilder:
     ) -> ArrayRecord:
         """Build a record of arrays anew; the record that came in, whose layout it has, is no longer free."""
         allowed = self._allow_arrays(name, record, free)
+        if not allowed:
+            allowed = self._find_twin(name, record, free)
+            rebuilt.form_bits += LETTER_BITS * len(name)
         arrays: dict[str, Array] = {}
         changes = [np.zeros(0, np.int64)]
         for key, array, incoming in _pair(record, allowed):
@@ -157,6 +165,18 @@ class Rebuilder:
         if source not in free and (name in self._records or name in OF_FLOWER):
             source = next((key for key in free if _fits(record, free[key])), source)
         return free.pop(source, {})
+
+    def _find_twin(self, name: str, record: ArrayRecord, free: Mapping[str, object]) -> dict[str, IncomingArray]:
+        """Find the layout of a further record, as of control variates: that of a whole record which was answered.
+
+        Raises:
+            RefusedError: If there is none, or the policy lets nothing out that cannot be judged.
+        """
+        answered = (arrays for key, arrays in self._incoming.items() if key not in free)
+        twin = next((arrays for arrays in answered if record.keys() == arrays.keys()), None)
+        if twin is None or len(name) > LONGEST_NAME or self._policy.unjudged == "refuse":
+            raise RefusedError(Reason.LAYOUT)
+        return twin
 
 
 def _read_record(record: ArrayRecord) -> dict[str, IncomingArray]:
