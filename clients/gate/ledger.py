@@ -20,7 +20,6 @@ from fedmjp.config import Config
 from fedmjp.errors import ConfigError, DefenceError
 
 Verdict = Literal["passed", "defended", "refused"]
-Place = Literal["app", "node"]  # beside the app, or in the SuperNode
 
 
 class Outcome(Config):
@@ -39,7 +38,7 @@ class Entry(Config):
     model_config = ConfigDict(strict=True)
 
     time: str = ""  # UTC, of the writing
-    place: Place = "app"
+    place: Literal["app", "node"] = "app"  # beside the app, or in the SuperNode
     run: int
     node: int = 0
     round: str
@@ -134,16 +133,15 @@ class GateLedger:
             for entry in self.entries()
         )
 
-    def first_form(self, run: int, place: Place) -> str | None:
+    def first_form(self, run: int) -> str | None:
         """Return the form of the first arrays that left in a run and were not judged.
 
         Args:
             run: Identifier of the run.
-            place: Of the gate that let them out.
         """
         if not self.path.exists():
             return None
-        passed = (entry for entry in self.entries() if entry.verdict != "refused" and entry.place == place)
+        passed = (entry for entry in self.entries() if entry.verdict != "refused" and entry.place == "app")
         return next((entry.form for entry in passed if entry.run == run and entry.form), None)
 
     def _parse(self, file: TextIO) -> list[Entry]:

@@ -243,7 +243,7 @@ class _Visit:
         if not (size := reading.unjudged_bytes):
             return
         self._say(not_judged=size, form=reading.form)
-        if self.gate.ledger.first_form(self.entry.run, "app") not in (None, reading.form):
+        if self.gate.ledger.first_form(self.entry.run) not in (None, reading.form):
             raise RefusedError(Reason.FORM)
 
     def _search(self) -> tuple[str, Any] | None:

@@ -16,7 +16,7 @@ from fedmjp.clients.gate import flower
 from fedmjp.clients.gate.clear import find_bounds_refusal, find_clear_refusal
 from fedmjp.clients.gate.ledger import Entry, GateLedger, Outcome
 from fedmjp.clients.gate.policy import Policy
-from fedmjp.clients.gate.reading import read_reply
+from fedmjp.clients.gate.reading import Reading, read_reply
 from fedmjp.clients.gate.reasons import Reason, RefusedError, read_reason, refusal
 from fedmjp.clients.gate.rebuilding import Rebuilder, Rebuilt
 from fedmjp.clients.gate.self_attack import try_tensors
@@ -40,6 +40,7 @@ class NodeGate:
         self.policy, self.ledger = policy, ledger
         self._arrived: dict[str, Message] = {}  # messages that wait for their replies, by identifier
         self._forms: dict[tuple[int, str], str] = {}  # of the last replies, by run and kind
+        self._first_forms: dict[int, str] = {}  # of arrays that were not judged, by run
         self._bits = Counter[int]()  # in clear, by run
 
     def install(self) -> None:
@@ -171,12 +172,26 @@ class NodeGate:
             raise RefusedError(Reason.REPLY_BITS)
         if reading is None:
             return (), rebuilt
+        self._require_form(message.metadata.run_id, reading)
         results = try_tensors(reading)
         if self.policy.pictures != "say" and any(outcome.came_back for outcome in results.outcomes):
             raise RefusedError(Reason.FEW)
         if self.policy.rounds:
             rebuilt = rebuilder.rebuild(rebuilt.content, rounding=True)
         return results.outcomes, rebuilt
+
+    def _require_form(self, run: int, reading: Reading) -> None:
+        """Hold arrays that nobody can judge against the policy, and against the form that the run's first had.
+
+        Raises:
+            RefusedError: If they may not leave, or have another form.
+        """
+        if not reading.unjudged_bytes:
+            return
+        if self.policy.unjudged == "refuse":
+            raise RefusedError(Reason.UNJUDGED)
+        if self._first_forms.setdefault(run, reading.form) != reading.form:
+            raise RefusedError(Reason.FORM)
 
     def _note(
         self,

@@ -4,7 +4,7 @@
 ``UploadGate`` with its default policy; their replies are averaged, and the next round begins with the average.
 
 - ``honest`` rows: a row per upload of ``APPS``, under the default policy and under ``model_checks: refuse``;
-- ``one`` rows: apps that train on one record, behind the decoys of ``DECOYS``, and claim 64 examples.
+- ``one`` rows: apps that train on one record, behind the decoys of ``DECOYS``, and claim 32 examples.
 
 Records are the digits and the tumours of scikit-learn, and drawn volumes, series and sentences of ten classes.
 """
@@ -12,8 +12,11 @@ Records are the digits and the tumours of scikit-learn, and drawn volumes, serie
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,9 +41,10 @@ from fedmjp.running import run_function
 from fedmjp.seeds import numpy_generator, scoped_randomness, torch_generator
 from fedmjp.tensors import average_updates
 
-CLIENTS, ROUNDS = 2, 40
+CLIENTS, ROUNDS = 2, 15
 CLASSES, RECORDS = 10, 1600
-BATCH, LARGEST = 32, 64
+UPLOADS = 3  # of one record, of each kind
+BATCH, LARGEST = 16, 32
 Records = tuple[Tensor, Tensor]
 State = dict[str, Tensor]
 Backward = Callable[[nn.Module, Tensor, Tensor], None]
@@ -420,16 +424,17 @@ def main(
     """Play every app under both policies and try every decoy; keep the rows."""
     torch.set_num_threads(1)
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
-    rows: list[dict[str, Any]] = []
-    for policy in ({}, {"model_checks": "refuse"}):
-        for name in APPS:
-            rows += play(name, policy, rounds)
-            typer.echo(f"{name}: {sum(row['verdict'] == 'refused' for row in rows[-CLIENTS * rounds :])} refused")
-    for network in NETWORKS:
-        for decoys in DECOYS:
-            for steps in (1, 3):
-                rows += hide_one(network, decoys, steps, 5)
-    table = pd.DataFrame(rows)
+    policies: list[dict[str, Any]] = [{"model_checks": "refuse"}, {}]
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
+        parts = [
+            *(pool.submit(play, name, policy, rounds) for name in reversed(list(APPS)) for policy in policies),
+            *(pool.submit(hide_one, *case, UPLOADS) for case in product(NETWORKS, DECOYS, (1, 3))),
+        ]
+        for part in parts:
+            typer.echo(
+                f"{part.result()[0]['app']}: {sum(row['verdict'] == 'refused' for row in part.result())} refused"
+            )
+    table = pd.DataFrame([row for part in parts for row in part.result()])
     keep_table(output, table, {"study": "honest_apps", "rounds": rounds, "clients": CLIENTS, "seed": 0})
     for question, columns in (("honest", ["app", "policy"]), ("one", ["app", "decoys"])):
         part = table[table["question"] == question]
