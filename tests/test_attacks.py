@@ -21,7 +21,7 @@ from fedmjp.attacks.grey import Grey
 from fedmjp.attacks.natural_patches import natural_inputs
 from fedmjp.attacks.patch_embedding import PatchEmbeddingAttack
 from fedmjp.attacks.testing import CHECKS, AttackConformanceError, AttackTrial
-from fedmjp.attacks.token_gradients import ReplyReading
+from fedmjp.attacks.token_gradients import Reading
 from fedmjp.config import ModelConfig
 from fedmjp.data.selection import Selection
 from fedmjp.defences.base import Mark
@@ -187,19 +187,19 @@ def test_empty_gradients_are_refused(
         ATTACKS.get(name)().run([nothing], model, threat, generator=generator)
 
 
-@pytest.mark.parametrize("reading", list(ReplyReading))
+@pytest.mark.parametrize("reading", list(Reading))
 def test_each_reading_is_the_minimum_norm_solution_of_its_own_system(
-    reading: ReplyReading, defended: VitClassifier, pictures: Selection, threat: ThreatModel, generator: torch.Generator
+    reading: Reading, defended: VitClassifier, pictures: Selection, threat: ThreatModel, generator: torch.Generator
 ) -> None:
     upload = upload_of(defended, batch_of(pictures, Picture.SHUFFLED))
     rows = upload.tensors[names.POSITION_EMBEDDING].double()[0, 1:].clone()
     mask = (rows == 0).all(dim=1)
     unknown = upload.tensors[names.UNKNOWN_EMBEDDING].double()
-    if reading is ReplyReading.ONE_TOKEN:
+    if reading is Reading.ONE_TOKEN:
         rows[mask] = unknown / mask.sum()
-    if reading is ReplyReading.COPIED:
+    if reading is Reading.COPIED:
         rows[mask] = unknown
-    if reading is ReplyReading.SEPARATE:
+    if reading is Reading.SEPARATE:
         rows = torch.cat([rows, unknown[None]])
     right = upload.tensors[names.PATCH_WEIGHT].double().flatten(1)
     patches = torch.linalg.pinv(rows.T, rtol=1e-10) @ right
@@ -208,16 +208,16 @@ def test_each_reading_is_the_minimum_norm_solution_of_its_own_system(
     assert torch.allclose(made.images, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("reading", list(ReplyReading))
+@pytest.mark.parametrize("reading", list(Reading))
 def test_the_wiener_variant_solves_the_written_out_system_of_each_reading(
-    reading: ReplyReading, defended: VitClassifier, pictures: Selection, threat: ThreatModel, generator: torch.Generator
+    reading: Reading, defended: VitClassifier, pictures: Selection, threat: ThreatModel, generator: torch.Generator
 ) -> None:
     upload = upload_of(defended, batch_of(pictures, Picture.SHUFFLED))
     rows = upload.tensors[names.POSITION_EMBEDDING].double()[0, 1:].clone()
     mask = (rows == 0).all(dim=1)
     unknown = upload.tensors[names.UNKNOWN_EMBEDDING].double()
-    rows[mask] = {ReplyReading.ONE_TOKEN: unknown / mask.sum(), ReplyReading.COPIED: unknown}.get(reading, unknown * 0)
-    if reading is ReplyReading.SEPARATE:
+    rows[mask] = {Reading.ONE_TOKEN: unknown / mask.sum(), Reading.COPIED: unknown}.get(reading, unknown * 0)
+    if reading is Reading.SEPARATE:
         rows = torch.cat([rows, unknown[None]])
     prior = natural_inputs(defended)
     right = upload.tensors[names.PATCH_WEIGHT].double().flatten(1) - rows.sum(0)[:, None] * prior.mean

@@ -437,8 +437,8 @@ def main(
     table = pd.DataFrame([row for part in parts for row in part.result()])
     keep_table(output, table, {"study": "honest_apps", "rounds": rounds, "clients": CLIENTS, "seed": 0})
     for question, columns in (("honest", ["app", "policy"]), ("one", ["app", "decoys"])):
-        part = table[table["question"] == question]
-        counts = part.assign(refused=part["verdict"] == "refused", alarms=part["checks"].fillna("") != "")
+        rows = table[table["question"] == question]
+        counts = rows.assign(refused=rows["verdict"] == "refused", alarms=rows["checks"].fillna("") != "")
         sums = counts.groupby(columns, sort=False)[["refused", "alarms"]].agg(["sum", "size"])
         typer.echo(sums.to_string())
 
