@@ -1,4 +1,4 @@
-"""`fedmjp deploy`: init, superlink, superexec, node, deal, run, check."""
+"""`fedmjp deploy`: init, superlink, superexec, node, deal, run, stop, check."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -214,6 +214,19 @@ def run(
     with FederatedProgress(console, finished_rounds, scenario.rounds) as progress:
         train_at_sites(scenario, results, deployment, names, progress.round, progress.skip, progress.again)
     tell_results(scenario, results, console)
+
+
+@deploy.command(epilog=examples("fedmjp deploy stop hospital 1234567890123456789"))
+def stop(
+    folder: Folder,
+    run_id: Annotated[int, typer.Argument(metavar="RUN_ID", help="Of a run in progress.", show_default=False)],
+) -> None:
+    """Stop one run, whoever started it; `deploy run` goes on with it after its last whole round."""
+    from fedmjp.benchmarks.deployment.layout import Deployment
+    from fedmjp.benchmarks.deployment.training import stop_run
+
+    stop_run(Deployment(folder), run_id)
+    tell(wide_console(), f"Stopped run {run_id}; its messages are wiped from the server.")
 
 
 @deploy.command(epilog=examples("fedmjp deploy check hospital"))
