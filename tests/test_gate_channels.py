@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
 from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
@@ -249,3 +249,25 @@ def test_a_real_supernode_sends_what_it_understood(honest: str, tmp_path: Path) 
     assert {words: reply["content"] for words, reply in got.items() if reply["content"]} == {
         words: honest for words in asked if asked[words] == honest
     }
+
+
+def test_further_arrays_leave_where_the_policy_lists_them(tmp_path: Path) -> None:
+    """Prototypes of classes have a shape of their own; an array that is not listed has none."""
+    prototypes, policy = (
+        {"mean": np.ones((2, 3), np.float64)},
+        Policy.parse({"kind": "weights", "arrays": {"extra/mean": {"shape": [2, 3]}}}),
+    )
+
+    def reply_with(arrays: dict[str, np.ndarray]) -> Message:
+        gate = UploadGate(policy, ledger=tmp_path / "gate.jsonl")
+
+        def app(message: Message, _: Context) -> Message:
+            reply = honest_reply(message)
+            reply.content["extra"] = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+            return reply
+
+        return gate(sent(), context(), app)
+
+    assert reply_with(prototypes).content["extra"]["mean"].dtype == "float32"
+    for arrays in ({"mean": np.ones((3, 2))}, prototypes | {"more": np.ones(1)}, {"mean": np.ones((2, 3, 1))}):
+        assert reason_of(reply_with(arrays)) == SAID + Reason.LAYOUT

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
-from fedmjp.clients.gate.reading import Reading, read_reply
+from fedmjp.clients.gate.reading import ReplyReading, read_reply
 from fedmjp.clients.gate.reasons import Reason
 from fedmjp.clients.gate.watching import TrainingWatch
 from fedmjp.clients.kinds import read_as_weights
@@ -142,7 +142,7 @@ def test_a_tensor_that_came_back_bit_by_bit_says_that_the_reply_is_weights() -> 
     assert read_as_weights(reply, {"w": sent["w"], "frozen": frozen}) == (True,)
 
 
-def reading_of(sent: dict[str, Tensor], **records: dict[str, Tensor]) -> Reading:
+def reading_of(sent: dict[str, Tensor], **records: dict[str, Tensor]) -> ReplyReading:
     message = message_of(RecordDict({"arrays": ArrayRecord(sent)}))
     content = RecordDict({name: ArrayRecord(tensors) for name, tensors in records.items()})
     return read_reply(Message(content, reply_to=message), SentArrays(message), None, "test")

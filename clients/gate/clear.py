@@ -6,7 +6,7 @@ from typing import Any
 from flwr.app import Message, RecordDict
 
 from fedmjp.clients.gate.policy import Clear
-from fedmjp.clients.gate.reading import Reading
+from fedmjp.clients.gate.reading import ReplyReading
 from fedmjp.clients.gate.reasons import Reason
 from fedmjp.texts import printable
 
@@ -29,7 +29,7 @@ def list_leaving(content: RecordDict) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def find_clear_refusal(content: RecordDict, policy: Clear, reading: Reading | None = None) -> Reason | None:
+def find_clear_refusal(content: RecordDict, policy: Clear, reading: ReplyReading | None = None) -> Reason | None:
     """Find why what leaves in clear may not leave.
 
     Args:

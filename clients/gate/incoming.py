@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedmjp.clients.checks import Finding, Incoming, examine_model, remember
 from fedmjp.clients.gate.policy import Policy
-from fedmjp.clients.gate.reading import Reading
+from fedmjp.clients.gate.reading import ReplyReading
 from fedmjp.clients.gate.watching import Observation
 from fedmjp.clients.replies import SentArrays
 from fedmjp.errors import RecordError
@@ -80,7 +80,7 @@ class ModelChecks:
         self._kept |= {f"previous/{name}": tensor for name, tensor in weights.items()}
         return [finding for finding in self.findings if finding.suspicious]
 
-    def keep(self, reading: Reading) -> None:
+    def keep(self, reading: ReplyReading) -> None:
         """Keep this round for the next one, once it is known what leaves.
 
         Args:

@@ -17,7 +17,7 @@ from fedmjp.clients.gate.clear import find_bounds_refusal, find_clear_refusal, i
 from fedmjp.clients.gate.incoming import ModelChecks
 from fedmjp.clients.gate.ledger import Entry, GateLedger, find_last_form
 from fedmjp.clients.gate.policy import Answer, Policy
-from fedmjp.clients.gate.reading import Reading, read_reply
+from fedmjp.clients.gate.reading import ReplyReading, read_reply
 from fedmjp.clients.gate.reasons import Reason, RefusedError, refusal
 from fedmjp.clients.gate.rebuilding import Rebuilder, Rebuilt
 from fedmjp.clients.gate.self_attack import AttackResults, try_reading, try_upload
@@ -216,7 +216,7 @@ class _Visit:
         if bound is not None and not all(is_within(rate, bound) for rate in observed.learning_rates):
             raise RefusedError(Reason.RATE)
 
-    def _judge(self, reply: Message, reading: Reading, observed: Observation) -> None:
+    def _judge(self, reply: Message, reading: ReplyReading, observed: Observation) -> None:
         """Leave the reply as it is, or put defended arrays into it.
 
         Raises:
@@ -234,7 +234,7 @@ class _Visit:
         if answer == "defend" or self.policy.defend == "always":
             self._defend(reply, reading.only_update(), observed)
 
-    def _require_form(self, reading: Reading) -> None:
+    def _require_form(self, reading: ReplyReading) -> None:
         """Note what nobody can judge; it keeps the form that it had in the run's first round.
 
         Raises:
@@ -250,7 +250,9 @@ class _Visit:
         search = self.policy.search
         return (search.attack, search.options) if search.every and secrets.randbelow(search.every) == 0 else None
 
-    def _answers(self, reading: Reading, observed: Observation, results: AttackResults) -> dict[Answer, list[Reason]]:
+    def _answers(
+        self, reading: ReplyReading, observed: Observation, results: AttackResults
+    ) -> dict[Answer, list[Reason]]:
         """Collect the policy's answers and their reasons."""
         reasons: list[tuple[Answer, Reason]] = []
         if not observed.rows:

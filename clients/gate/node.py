@@ -16,7 +16,7 @@ from fedmjp.clients.gate import flower
 from fedmjp.clients.gate.clear import find_bounds_refusal, find_clear_refusal
 from fedmjp.clients.gate.ledger import Entry, GateLedger, Outcome
 from fedmjp.clients.gate.policy import Policy
-from fedmjp.clients.gate.reading import Reading, read_reply
+from fedmjp.clients.gate.reading import ReplyReading, read_reply
 from fedmjp.clients.gate.reasons import Reason, RefusedError, read_reason, refusal
 from fedmjp.clients.gate.rebuilding import Rebuilder, Rebuilt
 from fedmjp.clients.gate.self_attack import try_tensors
@@ -180,7 +180,7 @@ class NodeGate:
             rebuilt = rebuilder.rebuild(rebuilt.content, rounding=True)
         return results.outcomes, rebuilt
 
-    def _require_form(self, run: int, reading: Reading) -> None:
+    def _require_form(self, run: int, reading: ReplyReading) -> None:
         """Hold arrays that nobody can judge against the policy, and against the form that the run's first had.
 
         Raises:

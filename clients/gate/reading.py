@@ -24,7 +24,7 @@ Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReplyReading:
     """What a reply says to a server that knows what it had sent."""
 
     updates: tuple[tuple[Update, ...], ...]  # of each record that holds some of what came in; the likelier first
@@ -74,7 +74,7 @@ class Reading:
         return readings[0]
 
 
-def read_reply(reply: Message, sent: SentArrays, kind: Kind | None, who: str) -> Reading:
+def read_reply(reply: Message, sent: SentArrays, kind: Kind | None, who: str) -> ReplyReading:
     """Read the arrays of a reply.
 
     Args:
@@ -101,7 +101,7 @@ def read_reply(reply: Message, sent: SentArrays, kind: Kind | None, who: str) ->
         if further := {key: tensor for key, tensor in tensors.items() if key not in judged}:
             unjudged[name] = further
     names = frozenset(key for weights in sent.weights for key in weights)
-    return Reading(tuple(updates), unjudged, names, _digest_form(records), examples)
+    return ReplyReading(tuple(updates), unjudged, names, _digest_form(records), examples)
 
 
 def _read(name: str, tensors: Tensors, base: Tensors, kind: Kind | None, examples: int | None) -> Iterator[Update]:

@@ -1,5 +1,7 @@
 """Rounding of what leaves: digits far below an update's own size are the app's to choose, and of no use to a server."""
 
+import math
+
 import numpy as np
 
 from fedmjp.clients.gate.arrays import Numbers, flush_tiny
@@ -22,10 +24,17 @@ def round_change(numbers: Numbers, base: Numbers | None) -> Numbers:
     with np.errstate(all="ignore"):
         wide = np.promote_types(numbers.dtype, np.float32)
         change: Numbers = numbers.astype(wide) if base is None else numbers.astype(wide) - base.astype(wide)
-        size = float(np.sqrt(np.mean(np.square(change, dtype=np.float64)))) if change.size else 0.0
-        if not size or not np.isfinite(size):
+        largest = float(np.abs(change).max()) if change.size else 0.0
+        if not largest or not np.isfinite(largest):
             return numbers
-        step = wide.type(2.0 ** np.floor(np.log2(size / STEPS)))
-        rounded: Numbers = np.rint(change / step) * step
-        total: Numbers = (rounded if base is None else base.astype(wide) + rounded).astype(numbers.dtype)
+        change /= largest  # whose squares do not overflow
+        flat = change.reshape(-1)
+        size = largest * math.sqrt(float(np.dot(flat, flat)) / flat.size)
+        step = 2.0 ** math.floor(math.log2(size / STEPS))
+        change *= largest / step
+        np.rint(change, out=change)
+        change *= step
+        if base is not None:
+            change += base
+        total: Numbers = change.astype(numbers.dtype, copy=False)
     return flush_tiny(total)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import fedmjp
 from fedmjp.clients.gate.ledger import Outcome
-from fedmjp.clients.gate.reading import Reading
+from fedmjp.clients.gate.reading import ReplyReading
 from fedmjp.clients.gate.watching import Observation
 from fedmjp.clients.replies import Update
 from fedmjp.errors import AttackFailedError, BadInputError, Failure
@@ -70,7 +70,7 @@ def try_upload(
 
 
 def try_reading(
-    reading: Reading, observed: Observation, *, psnr: float, search: tuple[str, Mapping[str, Any]] | None = None
+    reading: ReplyReading, observed: Observation, *, psnr: float, search: tuple[str, Mapping[str, Any]] | None = None
 ) -> AttackResults:
     """Run the exact attacks on every update that a reply may hold; of less likely readings what comes back counts.
 
@@ -89,7 +89,7 @@ def try_reading(
     return AttackResults(tuple(outcomes))
 
 
-def try_tensors(reading: Reading) -> AttackResults:
+def try_tensors(reading: ReplyReading) -> AttackResults:
     """Run the attacks that need neither batches nor optimiser: they tell uploads of one example alone.
 
     Args:
