@@ -201,8 +201,10 @@ class TrainingWatch:
             if observed.module is None:  # whose truth may be its length
                 observed.module = finished.module
             for target, values in (
-                (observed.images, finished.images), (observed.labels, finished.labels), (observed.features, finished.features)
-            ):  # fmt: skip
+                (observed.images, finished.images),
+                (observed.labels, finished.labels),
+                (observed.features, finished.features),
+            ):
                 if values is not None:
                     target.append(values[rows.to(values.device)])
 
