@@ -169,7 +169,7 @@ def run(
     from fedmjp.benchmarks.deployment.layout import Deployment
     from fedmjp.benchmarks.deployment.training import at_sites, class_list, train_at_sites
     from fedmjp.benchmarks.federation.training import rounds_done
-    from fedmjp.benchmarks.folder.output import claim_folder
+    from fedmjp.claims import claim_folder, watched_folder
     from fedmjp.cli.progress import FederatedProgress
     from fedmjp.data.datasets import open_dataset
     from fedmjp.extras import require
@@ -211,7 +211,8 @@ def run(
         results.clear()
     write_manifest(results.manifest, "federated", config=scenario.published(), pictures=digest)
     results.keep_classes(names)
-    with FederatedProgress(console, finished_rounds, scenario.rounds) as progress:
+    gone = watched_folder(output, "the rounds since are lost: run the same command again")
+    with gone, FederatedProgress(console, finished_rounds, scenario.rounds) as progress:
         train_at_sites(scenario, results, deployment, names, progress.round, progress.skip, progress.again)
     tell_results(scenario, results, console)
 
