@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.benchmarks.audit import attacking, running, verbatim
-from fedmjp.benchmarks.audit.app import ADDED, CODE, copy_with_probe, read_app
+from fedmjp.benchmarks.audit.app import CODE, WatchedCopy, copy_with_probe, read_app
 from fedmjp.benchmarks.audit.attacking import Attempt, attempt_all
 from fedmjp.benchmarks.audit.cheating import play_servers
 from fedmjp.benchmarks.audit.control import make_control
@@ -329,8 +329,8 @@ class FailingSuperLink:
     def __init__(self, home: Path, records: Records) -> None:
         self.home, self.records, self.played = home, records, list[int]()
 
-    def submit(self, _copy: object, _config: object, federation: str) -> str:
-        settings = self.records.code.parent / "bundle" / "fedmjp_audit" / "server.json"
+    def submit(self, copy: Path, _config: object, federation: str) -> str:
+        settings = next(copy.glob("*/*.json"))
         self.played.append(int(json.loads(settings.read_text())["clients"]))
         return "1"
 
@@ -426,13 +426,20 @@ def test_why_a_run_is_not_complete_is_one_line(
 def test_the_bundle_is_the_probe_alone_and_the_app_stays_as_it_is(tmp_path: Path) -> None:
     folder = vit_app(tmp_path / "app", batch=1)
     before = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
-    bundle = copy_with_probe(read_app(folder), tmp_path / "app-run", {"folder": "s"}, {"folder": "secret-place"})
+    copied = copy_with_probe(read_app(folder), tmp_path / "app-run", {"folder": "s"}, {"folder": "secret-place"})
+    bundle, names = copied.bundle, copied.names
     assert {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in before} == before
-    assert {path.name for path in bundle.iterdir()} == {"pyproject.toml", ADDED}
-    copied = tmp_path / "app-run" / CODE
-    assert (copied / "small" / "parts.py").read_bytes() == (folder / "small" / "parts.py").read_bytes()
-    assert f'serverapp = "{ADDED}.server:app"' in (bundle / "pyproject.toml").read_text()
-    assert "secret-place" not in (bundle / ADDED / "server.json").read_text()  # it is not told where pictures go
+    assert {path.name for path in bundle.iterdir()} == {"pyproject.toml", names.package}
+    code = tmp_path / "app-run" / CODE
+    assert (code / "small" / "parts.py").read_bytes() == (folder / "small" / "parts.py").read_bytes()
+    server = names.component("server", "app")
+    assert f'serverapp = "{server}"' in (bundle / "pyproject.toml").read_text()
+    half = bundle / names.package / names["server.json"]
+    assert "secret-place" not in half.read_text()  # it is not told where pictures go
+    again = copy_with_probe(read_app(folder), tmp_path / "another", {}, {})
+    assert not {path.name for path in bundle.rglob("*")} & {
+        path.name for path in again.bundle.rglob("*") if path.name not in ("pyproject.toml", "__init__.py")
+    }
 
 
 def test_a_folder_that_is_no_app_is_refused(tmp_path: Path) -> None:
@@ -571,18 +578,19 @@ def test_only_targets_that_are_classes_are_labels(tmp_path: Path, target: Tensor
     assert (None if private.labels is None else private.labels.tolist()) == labels
 
 
-def run_in_bundle(bundle: Path, code: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "PYTHONPATH": str(bundle), "PYTHONWARNINGS": "ignore"}
+def run_in_bundle(copied: WatchedCopy, code: str) -> "subprocess.CompletedProcess[str]":
+    names, environment = copied.names, {**os.environ, "PYTHONPATH": str(copied.bundle), "PYTHONWARNINGS": "ignore"}
+    imports = [f"from {names.package} import {names[name]} as {name}" for name in ("settings", "scripts")]
+    imports.append(f"settings.contain(settings.read({names['client.json']!r}))")
+    code = "\n".join([*imports, code])
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
 
 
 def test_an_app_cannot_touch_its_owners_folder_and_is_cut_off_where_it_prints_without_end(tmp_path: Path) -> None:
     folder = vit_app(tmp_path / "app", batch=1)
-    bundle = copy_with_probe(read_app(folder), tmp_path / "run", {"stand_in": False}, {"stand_in": False})
+    copied = copy_with_probe(read_app(folder), tmp_path / "run", {"stand_in": False}, {"stand_in": False})
     code = f"""
 import os, pathlib, shutil
-from fedmjp_audit import settings
-settings.contain(settings.read("client.json"))
 owned = pathlib.Path({str(folder)!r})
 for change in (
     lambda: (owned / "new.txt").write_text("mine"),
@@ -604,7 +612,7 @@ for _ in range(3000):
     print("x" * 1000)
 """
     before = sorted((path, path.read_bytes()) for path in folder.rglob("*") if path.is_file())
-    done = run_in_bundle(bundle, code)
+    done = run_in_bundle(copied, code)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout) <= 2**20
     assert (tmp_path / "run" / CODE / "new.txt").exists()
@@ -638,13 +646,11 @@ def test_scripts_of_the_first_api_are_an_app(tmp_path: Path) -> None:
     app = read_app(tmp_path / "old")
     assert app.scripts == {"client": "client.py", "server": "server.py"}
     shared = {"stand_in": False, "clients": 3, "rounds": 2}
-    bundle = copy_with_probe(app, tmp_path / "run", shared, shared)
+    copied = copy_with_probe(app, tmp_path / "run", shared, shared)
     code = """
 from flwr.app import Context, RecordDict
-from fedmjp_audit import scripts, settings
-settings.contain(settings.read("client.json"))
 context = Context(run_id=1, node_id=1, node_config={"partition-id": 2}, state=RecordDict(), run_config={})
 print(scripts._make_client(context).numpy_client.whole, scripts._make_server(context).config.num_rounds)
 """
-    done = run_in_bundle(bundle, code)
+    done = run_in_bundle(copied, code)
     assert done.stdout.splitlines()[-1:] == ["(2, 3) 7"], done.stderr

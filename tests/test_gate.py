@@ -506,7 +506,7 @@ def test_a_line_that_a_crash_cut_off_is_of_nothing_that_left(tmp_path: Path) -> 
 
 
 def test_the_readme_shows_the_default_policy(tmp_path: Path) -> None:
-    page = (ROOT / "clients" / "README.md").read_text()
+    page = (ROOT / "clients" / "gate" / "README.md").read_text()
     (tmp_path / "policy.yaml").write_text(page.split("```yaml\n")[1].split("```")[0])
     shown, ledger = Policy.read(tmp_path / "policy.yaml")
     assert shown == Policy()

@@ -28,6 +28,7 @@ WORDS = {  # by page, at most
     "README.md": 1500,
     "attacks/README.md": 3400,
     "clients/README.md": 1950,
+    "clients/gate/README.md": 1300,
     "server/README.md": 1500,
     "benchmarks/README.md": 1500,
     "fedmjp/defences/README.md": 750,
@@ -46,7 +47,7 @@ LOST = {"named": {False}, "rebuilt": {False}, "lost": {True}, "mixed": {False, T
 
 
 def pages() -> list[Path]:
-    rooms = ("attacks", "benchmarks", "clients", "clients/checks", "fedmjp/defences", "server")
+    rooms = ("attacks", "benchmarks", "clients", "clients/checks", "clients/gate", "fedmjp/defences", "server")
     return [
         ROOT / "README.md",
         ROOT / ".github" / "CONTRIBUTING.md",

@@ -7,15 +7,14 @@ import shutil
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from fedmjp.benchmarks.audit.disguise import DrawnNames, copy_probe, draw_name
 from fedmjp.benchmarks.audit.probe import settings
 from fedmjp.benchmarks.federation.bundle import as_toml
 from fedmjp.errors import AppError
 
-ADDED = "fedmjp_audit"  # the package that Flower runs: it imports the app from the copy
 BUNDLE, CODE = "bundle", "code"
 COPIED_BYTES = 2**30  # of all files of an app but its Python; larger ones stay where they are
 LEFT_OUT = frozenset({".git", ".venv", "venv", "env", "__pycache__", "node_modules", ".flwr"})
@@ -36,7 +35,7 @@ class App:
 
     folder: Path
     name: str
-    server: str  # module:attribute
+    server: str  # module:attribute; empty where it is a script
     client: str
     config: Mapping[str, Any] = field(default_factory=dict)  # of a run, as pyproject.toml has it
     scripts: Mapping[str, str] = field(default_factory=dict)  # by side, of an app of Flower's first API
@@ -86,7 +85,7 @@ def read_app(folder: Path) -> App:
     if not missing:
         return App(folder, name, components["serverapp"], components["clientapp"], flower.get("config", {}))
     if scripts := _find_scripts(folder):
-        return App(folder, name, f"{ADDED}.scripts:server", f"{ADDED}.scripts:client", {}, scripts)
+        return App(folder, name, "", "", {}, scripts)
     if not path.is_file():
         raise AppError(
             f"{folder} is no Flower app: it has no pyproject.toml, and no script in it calls start_client or "
@@ -128,7 +127,15 @@ def _find_scripts(folder: Path) -> dict[str, str]:
     return scripts if "client" in scripts else {}
 
 
-def copy_with_probe(app: App, target: Path, server: Mapping[str, Any], client: Mapping[str, Any]) -> Path:
+@dataclass(frozen=True)
+class WatchedCopy:
+    """A copy of an app with the bundle that Flower runs."""
+
+    bundle: Path
+    names: DrawnNames  # of the probe in it
+
+
+def copy_with_probe(app: App, target: Path, server: Mapping[str, Any], client: Mapping[str, Any]) -> WatchedCopy:
     """Copy an app, and write the bundle that Flower runs beside the copy: the package that watches it.
 
     The bundle's name, version and dependencies are its own, since Flower refuses some and installs others.
@@ -138,24 +145,25 @@ def copy_with_probe(app: App, target: Path, server: Mapping[str, Any], client: M
         target: Folder of both, which is made here.
         server: Settings of the server's half.
         client: Settings of the clients' half; the server's half is not told them.
-
-    Returns:
-        The bundle's folder.
     """
     _copy(app.folder, target / CODE)
-    probe = target / BUNDLE / ADDED
-    with resources.as_file(resources.files("fedmjp.benchmarks.audit.probe")) as source:
-        shutil.copytree(source, probe, ignore=shutil.ignore_patterns("__pycache__"))
+    names, bundle = DrawnNames(), target / BUNDLE
+    copy_probe(bundle / names.package, names)
     shared = {"code": str(target / CODE), "owner": str(app.folder.resolve()), "scripts": dict(app.scripts)}
-    for name, values, component in ((settings.SERVER, server, app.server), (settings.CLIENT, client, app.client)):
-        (probe / name).write_text(json.dumps({**values, **shared, "component": component}), encoding="utf-8")
-    (target / BUNDLE / "pyproject.toml").write_text(
-        '[project]\nname = "audited"\nversion = "1.0.0"\ndependencies = []\n\n[tool.flwr.app]\npublisher = "audit"\n\n'
-        f'[tool.flwr.app.components]\nserverapp = "{ADDED}.server:app"\nclientapp = "{ADDED}.client:app"\n\n'
+    for side, file, values, component in (
+        ("server", settings.SERVER, server, app.server),
+        ("client", settings.CLIENT, client, app.client),
+    ):
+        content = {**values, **shared, "component": component or names.component("scripts", side)}
+        (bundle / names.package / names[file]).write_text(json.dumps(content), encoding="utf-8")
+    (bundle / "pyproject.toml").write_text(
+        f'[project]\nname = "{draw_name()}"\nversion = "1.0.0"\ndependencies = []\n\n'
+        f'[tool.flwr.app]\npublisher = "{draw_name()}"\n\n[tool.flwr.app.components]\n'
+        f'serverapp = "{names.component("server", "app")}"\nclientapp = "{names.component("client", "app")}"\n\n'
         f"[tool.flwr.app.config]\n{as_toml(dict(_flat(app.config)))}",
         encoding="utf-8",
     )
-    return target / BUNDLE
+    return WatchedCopy(bundle, names)
 
 
 def _flat(values: Mapping[str, Any], *before: str) -> Iterator[tuple[str, Any]]:

@@ -64,6 +64,8 @@ NEVER_TESTED = (
     "attacks that train a decoder, and searches that take longer than minutes",
     "the deployment: who reaches the SuperLink, its certificates and keys, and what stays on its disks",
     "private data that is used in evaluation alone, and whatever the app writes or prints",
+    "an app that behaves otherwise while it is watched, which hooks on torch, timing and /proc tell it, or that forges "
+    "what was seen of it",
 )
 NEITHER = (
     "the update is no gradient of one step: what was sent is neither the last gradient nor the change of the weights "
@@ -135,7 +137,7 @@ def audit(
         on_stage(f"{app.name}: {rounds} rounds on a SuperLink of its own")
         pictures = superlink.home / "pictures.npz"
         np.savez(pictures, pictures=_bundled())
-        records = Records(superlink.home / "audit")
+        records = Records(superlink.home / "run")
         settings = {"rounds": rounds, "stand_in": stand_in, "pictures": str(pictures)}
         run = play(superlink, app, records, settings, options)
         findings = examine(app.name, records, run, stand_in=stand_in, on_stage=on_stage)

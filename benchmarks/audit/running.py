@@ -132,7 +132,7 @@ def play(
         AppError: If a value of the node's config has no key.
     """
     started, owned = time.monotonic(), _states(app.folder)
-    (superlink.home / RUN_CONFIG).write_text(_run_config(options.run_config), encoding="utf-8")
+    (superlink.home / RUN_CONFIG).write_text(join_run_config(options.run_config), encoding="utf-8")
     tail: deque[str] = deque(maxlen=200)
     number, requested, played = options.clients or FEW, 0, set[int]()
     while True:
@@ -148,13 +148,13 @@ def play(
             "literals": app.literals,
             "enlarges": app.enlarges,
         }
-        bundle = copy_with_probe(
+        copied = copy_with_probe(
             app,
             records.code.parent,
             {**shared, "folder": str(records.server)},
             {**shared, "folder": str(records.evaluator), "model": str(records.model)},
         )
-        ended = _once(superlink, bundle, records, number, options.limit - (time.monotonic() - started), tail)
+        ended = _once(superlink, copied.bundle, records, number, options.limit - (time.monotonic() - started), tail)
         played.add(number)
         waits = lines(records.server / "waiting.jsonl")
         requested = max((int(line["wanted"]) for line in waits), default=0)
@@ -213,8 +213,12 @@ def count_in_error(text: str, number: int) -> int | None:
     return count if 0 < count <= MOST else None
 
 
-def _run_config(texts: Sequence[str]) -> str:
-    """Join texts of a run config, files of TOML among them, as `flwr run` takes them."""
+def join_run_config(texts: Sequence[str]) -> str:
+    """Join texts of a run config, files of TOML among them, as `flwr run` takes them.
+
+    Args:
+        texts: ``KEY=VALUE``, or paths of files of TOML.
+    """
     return "\n".join(
         Path(text).read_text(encoding="utf-8") if text.endswith(".toml") and Path(text).is_file() else text
         for text in texts

@@ -18,7 +18,7 @@ ca.key signs certificates that all sites of this deployment trust. Nothing that 
 is not connected, and bring it back when the server's certificate is due ({days} days after it was made).
 """
 ABOUT_POLICY = """\
-What may leave this site. clients/README.md of fedmjp lists all keys. Nobody but the site changes it.
+What may leave this site. clients/gate/README.md of fedmjp lists all keys. Nobody but the site changes it.
 kind: what fedmjp's clients send, change of weights; gradient with --strategy fedsgd.
 bundles: the apps that may run here, by SHA-256. A bundle is code: it reads what this process may read."""
 ABOUT_SITE = "data: folder of this site's pictures, as CLASS/picture files; it never leaves the site."

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 MODULE = "fedmjp.benchmarks.federation.guard"
-PREFIX = "fedmjp-link-"  # of homes
+PREFIX = "flower-private-"  # of homes; an audited app reads it, and is not told whose it is
 SUPEREXEC = ("flower-superexec", "flower-superexe")  # Linux keeps 15 letters of what is dead
 STOP_SECONDS = 3
 POLL_SECONDS = 0.2

@@ -57,30 +57,51 @@ def audit(
     time_limit: Annotated[
         float, typer.Option(help="Seconds, after which the app is stopped.", min=1, rich_help_panel=RUN)
     ] = 900.0,
+    sandbox: Annotated[
+        bool | None,
+        typer.Option(
+            "--sandbox/--no-sandbox",
+            help="Run it in bubblewrap: no network, your files read-only. Without either, where bwrap works.",
+            show_default=False,
+            rich_help_panel=RUN,
+        ),
+    ] = None,
 ) -> None:
     """Run a Flower app as it stands, attack what it sends, and say what it gives away.
+
+    The app's code runs on this machine: in a sandbox where bubblewrap works; elsewhere, and with --no-sandbox, it runs
+    unsandboxed, with your rights: it can read, change and send whatever you can.
 
     Exit code 0: the policy holds against an honest server. 1: something leaks against it. 2: nobody can tell, since the
     app or the audit failed, or attacks cannot read its updates or its network. The last lines say it of both servers.
     """
-    from fedmjp.benchmarks.audit.audit import audit as audited
+    from fedmjp.benchmarks.audit.audit import audit as audit_outside
     from fedmjp.benchmarks.audit.report import write_report
     from fedmjp.benchmarks.audit.running import RunOptions
+    from fedmjp.benchmarks.audit.sandbox import audit_inside, describe
     from fedmjp.benchmarks.audit.verdict import answers, exit_code, first_line, verdict
+    from fedmjp.benchmarks.audit.walls import find_obstacle
     from fedmjp.benchmarks.folder.output import claim_folder
     from fedmjp.cli.runs import published_command
 
     console = wide_console()
     require_apart(output, str(app_dir))
     claim_folder(output)
+    obstacle = "--no-sandbox" if sandbox is False else find_obstacle()
+    if sandbox and obstacle is not None:
+        raise AppError(f"--sandbox: {obstacle}; install it, or let the app run with your rights by --no-sandbox")
     with _failing_in_one_line(output / CRASH):
-        findings = audited(
+        description = describe(obstacle)
+        tell(console, description["said"])
+        findings = (audit_inside if obstacle is None else audit_outside)(
             app_dir,
             stand_in=stand_in,
             rounds=rounds,
             options=RunOptions(time_limit, clients, run_config or (), node_config or ()),
             on_stage=lambda sentence: tell(console, f"{sentence} ..."),
         )
+        findings.report |= {"sandbox": description, "run_config": list(run_config or ())}
+        findings.report["not_tested"].append(description["limit"])
         write_report(findings, output, command=published_command())
         tell(console, first_line(findings.report))
         tell(console, *(f"{question} {answer}. {sentence}" for question, answer, sentence in answers(findings.report)))

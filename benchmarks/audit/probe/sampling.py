@@ -47,7 +47,7 @@ def _seen_pass(original: Callable[..., Any]) -> Callable[..., Any]:
             "rate": getattr(sampler, "sample_rate", None),
             "batches": 0,
         }
-        batches._fedmjp_pass = _pass
+        batches._pass = _pass
         return batches
 
     return iterate
@@ -58,7 +58,7 @@ def _seen_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     def draw(batches: Any) -> Any:
         global _pass
         batch = original(batches)
-        _pass = getattr(batches, "_fedmjp_pass", None)
+        _pass = getattr(batches, "_pass", None)
         if _pass is not None:
             _pass["batches"] += 1
         return batch

@@ -18,9 +18,9 @@ from .modules import find_missing_modules
 
 SERVER, CLIENT = "server.json", "client.json"
 # Asks a client to import the app, before the app's own first message: imports are slow, and apps have time limits.
-WARM = "query.fedmjp_warm"
+WARM = "query.warm"
 # The record of a message that a client got before: which time it is asked again, from 0.
-REPEAT = "fedmjp_repeat"
+REPEAT = "repeated"
 PRINTED = 2**20  # letters of each stream of a process that are passed on
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Audit events of Python that change files, by their arguments that are paths.
@@ -96,7 +96,7 @@ def contain(side: dict[str, Any]) -> None:
             if isinstance(path, str | bytes | os.PathLike):
                 place = Path(os.fsdecode(path)).resolve()
                 if place.is_relative_to(owner):
-                    raise PermissionError(f"the app writes to {place}, in its owner's folder, which an audit refuses")
+                    raise PermissionError(f"the app writes to {place}, in its owner's folder, which is refused")
 
     sys.addaudithook(refuse)
 
