@@ -159,6 +159,7 @@ SERVERS: Registry[type[Modification]] = Registry(
     "server",
     {
         "class_fishing": "fedmjp.server.modifications.class_fishing:ClassFishing",
+        "concentrator": "fedmjp.server.modifications.concentrator:Concentrator",
         "feature_fishing": "fedmjp.server.modifications.feature_fishing:FeatureFishing",
         "suppression": "fedmjp.server.modifications.suppression:Suppression",
         "token_imprint": "fedmjp.server.modifications.token_imprint:TokenImprintServer",

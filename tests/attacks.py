@@ -23,7 +23,13 @@ QUICK: dict[str, dict[str, object]] = {
     **{name: {"iterations": 1} for name in ATTACKS if name.startswith("breaching_") and name != "breaching_april"},
 }
 
-THREATS = {"token_imprint": ThreatModel(server="token_imprint")}  # attacks that read what a server plants
+THREATS = {  # attacks that read what a server plants
+    "token_imprint": ThreatModel(server="token_imprint"),
+    **{
+        f"concentrated_{content}": ThreatModel(server=f"concentrator:tells={content}")
+        for content in ("label", "thumbnail")
+    },
+}
 
 
 def model_of(name: str) -> str:

@@ -6,15 +6,18 @@ import stat
 import subprocess
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+from flwr.supercore import sql_mixin
 from flwr.superlink.config_loader import get_objectstore_linkstate_factories
 from flwr.superlink.federation import NoOpFederationManager
+from sqlalchemy import text
 
 from fedmjp.benchmarks.deployment.creating import create
 from fedmjp.benchmarks.deployment.intrusions import ExpectedRefusalError, try_intrusion
 from fedmjp.benchmarks.deployment.layout import Deployment, DeploymentConfig
-from fedmjp.benchmarks.deployment.server import hand_out_again, register_keys, run_superlink
+from fedmjp.benchmarks.deployment.server import hand_out_again, register_keys, run_superlink, wait_for_locks
 from fedmjp.benchmarks.deployment.training import at_sites, require_welcome
 from fedmjp.clients.gate.policy import Policy
 from fedmjp.data.datasets import open_dataset
@@ -102,6 +105,7 @@ def test_a_sites_policy_lists_the_bundle_that_would_be_sent(made: Deployment, tm
         (["superexec", "FULL"], "is no deployment: fedmjp deploy init"),
         (["run", "FULL"], "is no deployment: fedmjp deploy init"),
         (["check", "FULL"], "is no deployment: fedmjp deploy init"),
+        (["stop", "FULL", "7"], "is no deployment: fedmjp deploy init"),
         (["node", "FULL"], "site.yaml cannot be read"),
     ],
 )
@@ -136,8 +140,8 @@ def test_what_is_missing_is_told_with_what_to_do(
     site, root = str(made.site("north").root), str(made.root)
     assert "no pictures: name their folder by --data, or as data in" in told("node", site)
     assert "there is no folder /nowhere" in told("node", site, "--data", "/nowhere")
-    for command in ("run", "check"):
-        assert "does not answer at 127.0.0.1:8000: start the server's units or containers" in told(command, root)
+    for command in (["run", root], ["check", root], ["stop", root, "7"]):
+        assert "does not answer at 127.0.0.1:8000: start the server's units or containers" in told(*command)
 
 
 def test_a_deployment_plays_no_cheating_server_and_records_nothing() -> None:
@@ -192,6 +196,16 @@ def test_what_a_dead_superlink_handed_out_and_nobody_confirmed_is_handed_out_aga
         replies = dict(connection.execute("SELECT message_id, delivered_at FROM message_res").fetchall())
     assert asked == {"lost": "", "answered": "then", "confirmed": "then"}
     assert replies == {"unread": "", "read": "then"}
+
+
+def test_the_superlinks_connections_wait_for_a_locked_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", sql_mixin.SQLITE_PRAGMAS)  # type: ignore[attr-defined]
+    wait_for_locks()
+    _, states = get_objectstore_linkstate_factories(str(tmp_path / "superlink.db"), NoOpFederationManager())
+    state: Any = states.state()
+    with state.session() as session:
+        assert session.execute(text("PRAGMA busy_timeout")).scalar() == 60_000
+        assert session.execute(text("PRAGMA journal_mode")).scalar() == "wal"
 
 
 def test_only_a_refusal_counts_as_one() -> None:

@@ -53,6 +53,7 @@ def test_feature_error_is_relative_to_the_mean_of_the_batch_or_of_the_gallery_fo
     equal = features[:1].expand(2, 8)
     assert feature_error(equal, equal, gallery).tolist() == [0, 0]
     assert feature_error(equal + 1, equal, gallery).isfinite().all()
+    assert feature_error(equal, equal, equal).tolist() == [1, 1], "a network that gives all pictures one feature"
 
 
 @pytest.mark.parametrize("most", [1, 5])
@@ -63,9 +64,15 @@ def test_a_picture_is_found_where_the_nearest_neighbours_hold_it(most: int) -> N
     _, nearest = cKDTree(gallery.numpy()).query(told.numpy(), k=[*range(1, most + 1)])
     assert found.tolist() == [float(place in row) for place, row in zip(places.tolist(), nearest, strict=True)]
     distances = np.linalg.norm(told.numpy()[:, None] - gallery.numpy(), axis=2)
-    ranks = rankdata(distances, method="min", axis=1)[np.arange(20), places.numpy()]
+    ranks = rankdata(distances, method="max", axis=1)[np.arange(20), places.numpy()]
     assert found.tolist() == (ranks <= most).astype(float).tolist()
     assert 0 < found.mean() < 1
+
+
+def test_a_tie_names_nobody() -> None:
+    gallery = drawn(3, 1, 6).expand(64, 6)
+    for most, expected in ((1, 0.0), (5, 0.0), (64, 1.0)):
+        assert found_among(gallery[:8], gallery, torch.arange(8), most).tolist() == [expected] * 8
 
 
 @pytest.mark.parametrize("outside", [40, 999, 1000, 3500])

@@ -64,8 +64,7 @@ NEVER_TESTED = (
     "attacks that train a decoder, and searches that take longer than minutes",
     "the deployment: who reaches the SuperLink, its certificates and keys, and what stays on its disks",
     "private data that is used in evaluation alone, and whatever the app writes or prints",
-    "an app that behaves otherwise while it is watched, which hooks on torch, timing and /proc tell it, or that forges "
-    "what was seen of it",
+    "an app that forges what was seen of it, or behaves otherwise while watched, as hooks, timing and /proc tell",
 )
 NEITHER = (
     "the update is no gradient of one step: what was sent is neither the last gradient nor the change of the weights "

@@ -20,9 +20,10 @@ from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, TrialPlan
 from fedmjp.benchmarks.running.engine import Engine, StackResults, UploadJob, jobs, jobs_of
 from fedmjp.benchmarks.running.progress import RunProgress
 from fedmjp.benchmarks.running.ray_driver import RayDriver, ray_team
+from fedmjp.benchmarks.running.rescue import lost_place
 from fedmjp.benchmarks.running.retention import Retention
 from fedmjp.benchmarks.running.workbench import Setup, Workbench
-from fedmjp.errors import Failure
+from fedmjp.errors import Failure, OutputGoneError
 
 if TYPE_CHECKING:
     from fedmjp.benchmarks.running.ray_workers import RayTeam
@@ -56,9 +57,14 @@ class Recorder:
         Raises:
             StoreError: If the database failed.
             OutputError: If pictures cannot be written.
+            OutputGoneError: If the folder went away; the rows are in the open database.
         """
-        self.output.save(results.pictures)
+        gone = lost_place(self.output, self.store)
+        if not gone:
+            self.output.kept.save(results.pictures)
         self.store.put(results.rows)
+        if gone:
+            raise OutputGoneError(f"{self.output.root} is not where it was")
         self.progress.trials(len(results.rows))
 
 
@@ -315,7 +321,7 @@ class Foreman:
         """Give the missing jobs, and what deletes pictures: once more at the end."""
         store = self._recorder.store
         waiting = deque(jobs(self.plan, store.finished([trial.key for trial in self.plan.tasks])))
-        retention = Retention(self.setup.keep, self.plan, self.setup.output.pictures, store)
+        retention = Retention(self.setup.keep, self.plan, self.setup.output.kept, store)
         self.progress.attacks(_trials(waiting))
         yield waiting, retention
         retention.sweep()

@@ -9,10 +9,14 @@ from fedmjp.clients.gate.ledger import GateLedger
 from fedmjp.clients.gate.node import NodeGate
 from fedmjp.clients.gate.policy import Policy
 from fedmjp.clients.gate.program import POLICY_VARIABLE, PROGRAM
+from fedmjp.clients.gate.watchdog import run_to_the_end
+from fedmjp.hosts import require_resolved
+
+SERVER_OPTION = "--superlink"
 
 
 def run_supernode(policy_file: Path, arguments: list[str]) -> None:
-    """Run ``flower-supernode`` with both gates; it returns only by an error before the start.
+    """Run ``flower-supernode`` with both gates; the process ends with it, but for an error before the start.
 
     Args:
         policy_file: The site's policy.
@@ -20,7 +24,10 @@ def run_supernode(policy_file: Path, arguments: list[str]) -> None:
 
     Raises:
         ConfigError: If the policy is none, or its ledger cannot lie where it says.
+        FederationError: If the server's name does not resolve.
     """
+    if SERVER_OPTION in arguments[:-1]:
+        require_resolved(arguments[arguments.index(SERVER_OPTION) + 1])
     policy, path = Policy.read(policy_file)
     ledger = GateLedger(path)
     programs = write_programs(policy_file, path)
@@ -29,7 +36,7 @@ def run_supernode(policy_file: Path, arguments: list[str]) -> None:
     from flwr.supernode.cli import flower_supernode  # noqa: PLC0415 (reads sys.argv and the functions just replaced)
 
     sys.argv = ["flower-supernode", *arguments]
-    flower_supernode()
+    run_to_the_end(flower_supernode)
 
 
 def write_programs(policy_file: Path, ledger: Path) -> Path:

@@ -118,11 +118,12 @@ METRICS = {
     ),
     "rank1": Metric(
         "disclosed:rank1", True, WHOLE, 0, 1,
-        "1 where, of all pictures attacked, none is nearer to the feature told; by chance 1 of them", of="features",
+        "1 where, of all pictures attacked, no other is as near to the feature told; by chance 1 of them",
+        of="features",
     ),
     "rank5": Metric(
         "disclosed:rank5", True, WHOLE, 0, 1,
-        "the same where four are nearer at most; by chance 5 of them", of="features",
+        "the same where four others are as near at most; by chance 5 of them", of="features",
     ),
     "rank1_crop": Metric(
         "disclosed:rank1", True, WHOLE, 0, 1,

@@ -51,8 +51,8 @@ def feature_error(disclosed: Tensor, features: Tensor, gallery: Tensor) -> Tenso
 
     .. math:: \frac{\lVert \hat{f}_b - f_b \rVert}{\lVert f_b - \bar{f} \rVert}
 
-    where \bar{f} is the mean over the batch, or, for a batch of one, over the gallery. The mean itself scores 1: what
-    all pictures share counts for nothing.
+    where \bar{f} is the mean over the batch, or, where all of the batch have one feature, over the gallery. The mean
+    itself scores 1: what all pictures share counts for nothing, and where all of the gallery share a feature, all do.
 
     Args:
         disclosed: (batch, dim), each in the place of the private picture that it is taken for.
@@ -69,20 +69,23 @@ def feature_error(disclosed: Tensor, features: Tensor, gallery: Tensor) -> Tenso
         tensor([0.1000, 1.0000], dtype=torch.float64)
     """
     disclosed, features = disclosed.double(), features.double()
-    centre = (features if len(features) > 1 else gallery.double()).mean(dim=0)
-    scale = torch.linalg.vector_norm(features - centre, dim=1).clamp_min(SMALLEST)
-    error: Tensor = torch.linalg.vector_norm(disclosed - features, dim=1) / scale
-    return error
+    in_batch, in_gallery = (
+        torch.linalg.vector_norm(features - centre, dim=1)
+        for centre in (features.mean(dim=0), gallery.double().mean(dim=0))
+    )
+    scale = torch.where(in_batch > SMALLEST, in_batch, in_gallery)
+    error = torch.linalg.vector_norm(disclosed - features, dim=1) / scale.clamp_min(SMALLEST)
+    return torch.where(scale > SMALLEST, error, 1.0)
 
 
 def found_among(disclosed: Tensor, gallery: Tensor, places: Tensor, most: int) -> Tensor:
     r"""Score 1 where the private picture is among the ``most`` pictures of a gallery nearest to its feature.
 
-    Its rank is one more than the number of pictures that are nearer:
+    Its rank is the number of pictures that are as near or nearer, itself among them:
 
-    .. math:: r_b = 1 + \#\{j : \lVert \hat{f}_b - g_j \rVert < \lVert \hat{f}_b - g_{p(b)} \rVert\}
+    .. math:: r_b = \#\{j : \lVert \hat{f}_b - g_j \rVert \le \lVert \hat{f}_b - g_{p(b)} \rVert\}
 
-    so that equal pictures share a rank. By chance ``most`` of N are found.
+    A tie names nobody: where a network gives all pictures one feature, none is found. By chance ``most`` of N are.
 
     Args:
         disclosed: (batch, dim), each in the place of the private picture that it is taken for.
@@ -101,8 +104,8 @@ def found_among(disclosed: Tensor, gallery: Tensor, places: Tensor, most: int) -
     """
     distances = _distances(disclosed, gallery)
     of_right = distances.gather(1, places[:, None])
-    nearer = (distances < of_right).sum(dim=1)
-    return (nearer < most).double()
+    rank = (distances <= of_right).sum(dim=1)
+    return (rank <= most).double()
 
 
 rank1, rank5 = partial(found_among, most=1), partial(found_among, most=5)
