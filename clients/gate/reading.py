@@ -48,9 +48,9 @@ class ReplyReading:
     def counters(self) -> int:
         """Count whole numbers that differ from those that were sent; counters that all grew alike are one number."""
         steps = [
-            tensor.to(torch.int64) - each.base[name].to(torch.int64)
-            for each, *_ in self.updates
-            for name, tensor in each.tensors.items()
+            tensor.to(torch.int64) - update.base[name].to(torch.int64)
+            for update, *_ in self.updates
+            for name, tensor in update.tensors.items()
             if not tensor.is_floating_point()
         ]
         if all(step.numel() == 1 for step in steps) and len({int(step) for step in steps}) == 1:
@@ -98,8 +98,8 @@ def read_reply(reply: Message, sent: SentArrays, kind: Kind | None, who: str) ->
             updates.append(tuple(_read(name, judged, base, kind, examples)))
         else:
             judged = {}
-        if rest := {key: tensor for key, tensor in tensors.items() if key not in judged}:
-            unjudged[name] = rest
+        if further := {key: tensor for key, tensor in tensors.items() if key not in judged}:
+            unjudged[name] = further
     names = frozenset(key for weights in sent.weights for key in weights)
     return ReplyReading(tuple(updates), unjudged, names, _digest_form(records), examples)
 

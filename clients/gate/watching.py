@@ -123,8 +123,8 @@ class TrainingWatch:
         if not outputs:
             self._pass = None
             return
-        kept = sum(map(len, self.seen.images)) + sum(each.rows for each in self._pending)
-        self._keeping = self._keeping and kept + self._pass.rows <= KEPT
+        count = sum(map(len, self.seen.images)) + sum(finished.rows for finished in self._pending)
+        self._keeping = self._keeping and count + self._pass.rows <= KEPT
         self._pass.keep(self._keeping)
         hooked: list[Any] = outputs
         for tensor in hooked:
@@ -155,8 +155,8 @@ class TrainingWatch:
 
     def _drop_cleared(self) -> None:
         """Drop passes whose gradients were cleared, unless the app took a step by itself."""
-        if self._pending and all(each.is_cleared() for each in self._pending):
-            if not self.seen.steps and any(each.has_moved() for each in self._pending):
+        if self._pending and all(finished.is_cleared() for finished in self._pending):
+            if not self.seen.steps and any(finished.has_moved() for finished in self._pending):
                 self._count(self._pending)
             else:
                 self._dropped.append(self._pending)
@@ -185,29 +185,31 @@ class TrainingWatch:
         """Count the passes whose gradients a step uses."""
         groups = [group for group in optimiser.param_groups if group["lr"]]
         stepped = {id(parameter) for group in groups for parameter in group["params"]}
-        used = [each for each in self._pending if each.parameters() & stepped]
+        used = [finished for finished in self._pending if finished.parameters() & stepped]
         self._count(used)
-        self._pending = [each for each in self._pending if each not in used]
+        self._pending = [finished for finished in self._pending if finished not in used]
 
     def _count(self, passes: list[Pass]) -> None:
         observed = self.seen
         observed.digests |= _entered(passes)
-        largest = max((each.largest for each in passes), default=0.0)
-        for each in passes:
-            rows = each.rows_above(LEAST * largest)
+        largest = max((finished.largest for finished in passes), default=0.0)
+        for finished in passes:
+            rows = finished.rows_above(LEAST * largest)
             if not bool(rows.any()):
                 continue
             observed.rows += int(rows.sum())
             if observed.module is None:  # whose truth may be its length
-                observed.module = each.module
-            for target, kept in (
-                (observed.images, each.images), (observed.labels, each.labels), (observed.features, each.features)
-            ):  # fmt: skip
-                if kept is not None:
-                    target.append(kept[rows.to(kept.device)])
+                observed.module = finished.module
+            for target, values in (
+                (observed.images, finished.images),
+                (observed.labels, finished.labels),
+                (observed.features, finished.features),
+            ):
+                if values is not None:
+                    target.append(values[rows.to(values.device)])
 
 
 def _entered(passes: list[Pass]) -> set[bytes]:
     """Collect the digests of rows that take part in the gradient of several passes."""
-    least = LEAST * max((each.largest for each in passes), default=0.0)
-    return {digest for each in passes for digest in each.digests_above(least)}
+    least = LEAST * max((finished.largest for finished in passes), default=0.0)
+    return {digest for finished in passes for digest in finished.digests_above(least)}
