@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -34,6 +34,7 @@ MAX_COUNT = 1_000_000  # of clients and epochs: beyond what ends
 MAX_ROUNDS = 100_000
 QUOTED = 200  # letters of a value that a message quotes
 MAX_SEED = 2**63 - 1  # what Flower's run-config can carry
+NO_NUMBER = "{} is no number; YAML reads yes, no, on and off as true and false: write a number"
 DIGEST = "digest"  # context of a dump that is to be hashed
 MaskRatio = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -51,6 +52,27 @@ def _short(value: object) -> str:
     """Quote a value for a message, in one line of bearable length."""
     text = repr(value)
     return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."
+
+
+def _truths(annotation: Any, value: object, location: tuple[int | str, ...]) -> list[dict[str, Any]]:
+    """Find true and false in the place of numbers in the value of one field, also in lists and groups of keys."""
+    kinds = _kinds(annotation)
+    if isinstance(value, bool):
+        if bool in kinds or not kinds & {int, float}:
+            return []
+        return [{"type": "truth", "loc": location, "input": value, "msg": NO_NUMBER.format(str(value).lower())}]
+    details = []
+    if isinstance(value, Mapping):
+        for kind in kinds:
+            details += kind.find_truths(value, location) if issubclass(kind, Config) else []
+    pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    return details + [detail for key, entry in pairs for detail in _truths(annotation, entry, (*location, key))]
+
+
+def _kinds(annotation: Any) -> set[type[Any]]:
+    """Collect the types that an annotation is made of."""
+    inner = get_args(annotation)
+    return set().union(*map(_kinds, inner)) if inner else {annotation} if isinstance(annotation, type) else set()
 
 
 def _without_folders(value: Any) -> Any:
@@ -85,10 +107,29 @@ class Config(BaseModel):
         Raises:
             ConfigError: On an unknown key (with the nearest known one) or a value out of range, in one line.
         """
+        if truths := cls.find_truths(values):
+            raise ConfigError("; ".join(map(cls._explain, truths)))
         try:
             return cls.model_validate(values)
         except ValidationError as error:
             raise cls.explain_error(error) from None
+
+    @classmethod
+    def find_truths(cls, values: object, location: tuple[int | str, ...] = ()) -> list[dict[str, Any]]:
+        """Find true and false in the place of numbers, which pydantic would read as 1 and 0.
+
+        Args:
+            values: As for ``parse``.
+            location: Of the values in others.
+
+        Returns:
+            The details of each, as pydantic has them of an error.
+        """
+        groups = values if isinstance(values, Mapping) else {}
+        fields = ((name, field) for name, field in cls.model_fields.items() if name in groups)
+        return [
+            detail for name, field in fields for detail in _truths(field.annotation, groups[name], (*location, name))
+        ]
 
     def published(self) -> dict[str, Any]:
         """Dump the values for a manifest: files and folders of this machine are shown by their names alone."""

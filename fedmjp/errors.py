@@ -87,6 +87,10 @@ class OutputError(BadInputError):
     """A folder that cannot be written. Remedy: name another with --output."""
 
 
+class OutputGoneError(FedmjpError):
+    """The folder of results went away during a run. Remedy: the message says what is kept, and where."""
+
+
 class MissingExtraError(BadInputError):
     """A package that this needs is not installed. Remedy: the command that the message ends with."""
 

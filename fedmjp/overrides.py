@@ -22,8 +22,8 @@ def apply_settings(values: Mapping[str, Any], settings: Sequence[str]) -> dict[s
         key, text = _pair(setting)
         try:
             value = parse_value(text) if text else ""  # YAML's answer would be nothing at all
-        except ValueError:
-            raise ConfigError(f"{setting!r} cannot be applied: {text!r} is no number, word or list") from None
+        except ValueError as error:
+            raise ConfigError(f"{setting!r} cannot be applied: {error}") from None
         try:
             result = _replaced(result, key.split("."), value)
         except LookupError as error:

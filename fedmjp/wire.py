@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from fedmjp.files import HALF_WRITTEN
+
 ARRAYS = "arrays"  # Flower's name: parameters, or their gradients
 BUFFERS = "buffers"  # a model's running statistics, which no strategy may take a step along
 METRICS = "metrics"  # Flower's name
@@ -10,6 +12,8 @@ CORRECT, UNDECIDED, LOSS = "correct", "undecided", "loss"  # of an evaluation at
 COUNTS = (EXAMPLES, "pictures", "skipped")
 REPORTED = (*COUNTS, "loss", "learning-rate", "seconds", "upload-seconds")  # metrics of every reply in training
 EVENTS = "events.jsonl"  # in a run's folder: what the server's app says of its progress, an event a line
+# Files of uploads, of what is behind them and of what waits beside them, in the folders of a recording.
+RECORD_FILES = rf"(round|weights)-[0-9a-z-]+\.safetensors|\d+\.safetensors|refused\.csv|{HALF_WRITTEN}"
 REFUSED = 1000  # the code of a client's refusal; Flower leaves codes from here on to apps
 
 

@@ -1,5 +1,6 @@
 """YAML from anybody: plain text, numbers, lists and groups of keys; whatever else it holds is refused in one line."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ LARGEST = 1_000_000  # bytes: fifty thousand names of pictures fit
 MOST_VALUES = 100_000  # with those that aliases repeat
 DEEPEST = 50
 LONGEST_NUMBER = 100  # characters
+OLD_NUMBER = re.compile(
+    r"[+-]?(?P<base60>[\d_]+(:[\d_.]+)+)|[+-]?(?P<octal>0[0-7_]+)"
+)  # of YAML 1.1, and of nobody else
 KINDS = frozenset({"str", "int", "float", "bool", "null", "seq", "map"})
 STANDARD = "tag:yaml.org,2002:"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -59,8 +63,10 @@ def parse_value(text: str) -> Any:
     """
     try:
         return _parse(text)[1]
-    except (_RefusedError, yaml.YAMLError) as error:
-        raise ValueError(str(error)) from None
+    except _RefusedError as error:
+        raise ValueError(str(error).partition(": ")[2]) from None  # the line is the only one
+    except yaml.YAMLError:
+        raise ValueError(f"{text!r} is no number, word or list") from None
 
 
 def _parse(text: str) -> tuple[yaml.Node | None, Any]:
@@ -142,9 +148,14 @@ def _require_plain(node: yaml.Node, constructor: SafeConstructor) -> None:
     if kind == "str" and UNPRINTABLE.search(node.value):
         raise _RefusedError(f"{_line(node)}: text with characters that cannot be printed")
     try:
-        constructor.construct_object(node)
+        value = constructor.construct_object(node)
     except (ValueError, LookupError, yaml.YAMLError):
         raise _RefusedError(f"{_line(node)}: {node.value[:60]!r} is no value of the kind {kind!r}") from None
+    if kind in ("int", "float") and (old := OLD_NUMBER.fullmatch(node.value)):
+        base = "to the base 60" if old["base60"] else "to the base 8"
+        raise _RefusedError(
+            f"{_line(node)}: YAML reads {node.value} as {value}, {base}: write {value}, or {node.value!r} in quotes"
+        )
 
 
 def _line(place: Any) -> str:

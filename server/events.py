@@ -21,7 +21,7 @@ class EventFile:
     """A file to which every event is appended at once, so that whoever follows it can read it right away.
 
     Args:
-        path: Of the file; without one nothing is written.
+        path: Of the file, in a folder that exists; without one nothing is written.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -45,7 +45,6 @@ class EventFile:
         """
         if self._path is None:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps({"event": kind, **values}).encode() + b"\n"
         with self._path.open("a+b", buffering=0) as file:
             size = file.seek(0, 2)

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +13,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedmjp.errors import FederationError
+from fedmjp.files import remove_files
 from fedmjp.processes import return_free_memory
 from fedmjp.wire import ARRAYS, BUFFERS, METRICS
 
+UPDATE = r"\d+\.safetensors"  # how the files of updates are called
 COLLECTED = 2**28  # bytes of updates after which what they took is given back
 
 
@@ -62,6 +63,7 @@ class Shelf:
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory()  # goes with this object
             folder = Path(self._temporary.name)
+        folder.parent.mkdir(parents=True, exist_ok=True)  # now, and not where it was removed during a run
         self._folder, self._kept, self._uncollected = folder, 0, 0
         self.clear()
 
@@ -81,9 +83,9 @@ class Shelf:
             if record in records
             for name, tensor in arrays.to_torch_state_dict().items()
         }
-        path = self._folder / f"{self._kept}.safetensors"
+        path = self._folder / f"{self._kept}.safetensors"  # as UPDATE says
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(exist_ok=True)
             save_file(tensors, path)
         except (OSError, SafetensorError) as error:
             raise FederationError(
@@ -102,5 +104,5 @@ class Shelf:
 
     def clear(self) -> None:
         """Remove all updates: the round is over."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_files(self._folder, UPDATE)
         self._kept = 0

@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedmjp import provenance
 from fedmjp.benchmarks.federation.simulation import RunFolder
-from fedmjp.benchmarks.folder.output import load_png
+from fedmjp.benchmarks.folder.pictures import load_png
 from fedmjp.benchmarks.folder.scores import ScoreTable
 from fedmjp.benchmarks.folder.trials import TrialResult
 from fedmjp.benchmarks.report import figure

@@ -127,7 +127,7 @@ def test_a_folder_with_other_peoples_files_is_left_alone(
 def test_two_runs_never_share_a_folder(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    holder = "import sys; from pathlib import Path; from fedmjp.benchmarks.folder.output import claim_folder;"
+    holder = "import sys; from pathlib import Path; from fedmjp.claims import claim_folder;"
     holder += "claim_folder(Path(sys.argv[1])); print('claimed', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", holder, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

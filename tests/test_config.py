@@ -1,15 +1,23 @@
 """Configuration: refusals in one line, round trip through Flower's run-config, digests."""
 
 import tomllib
+from typing import Any
 
 import pytest
 
+from fedmjp.attacks import ATTACKS
+from fedmjp.benchmarks.campaign.spec import Campaign
+from fedmjp.benchmarks.deployment.layout import DeploymentConfig
 from fedmjp.benchmarks.federation.bundle import as_toml
-from fedmjp.config import ModelConfig, RunConfig
+from fedmjp.clients.gate.policy import Policy
+from fedmjp.config import Config, ModelConfig, RunConfig
+from fedmjp.defences import DEFENCES
 from fedmjp.errors import ConfigError
+from fedmjp.registry import Registry
 from fedmjp.scenario import Scenario, TrainingScenario, make_run_config, parse_scenario, read_scenarios
 from fedmjp.settings import Picture, Setting
-from fedmjp.threat import ThreatModel
+from fedmjp.threat import SERVERS, ThreatModel
+from fedmjp.training.config import TrainingConfig
 from tests.federations import PLAIN
 
 SHORT = {"rounds": 8, "recipe": {"warmup_epochs": 0}}
@@ -41,6 +49,32 @@ def test_unknown_keys_are_refused_with_the_nearest() -> None:
 def test_values_that_cannot_be_run_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_scenario(values)
+
+
+def all_configs() -> dict[str, type[Config]]:
+    registries: tuple[Registry[Any], ...] = (ATTACKS, DEFENCES, SERVERS)
+    for registry in registries:
+        for name in registry:
+            registry.get(name)
+    waiting, configs = [Config, Campaign, Policy, DeploymentConfig, TrainingConfig], dict[str, type[Config]]()
+    while waiting:
+        config = waiting.pop()
+        configs[f"{config.__module__}.{config.__qualname__}"] = config
+        waiting += [child for child in config.__subclasses__() if child.__module__.startswith("fedmjp.")]
+    return configs
+
+
+def test_no_number_of_any_configuration_is_true_or_false() -> None:
+    """YAML reads yes, no, on and off as these, and Python takes them for 1 and 0."""
+    numbers = 0
+    for config in all_configs().values():
+        for name, kind in config.model_fields.items():
+            values = {int: True, float: False, int | None: True, float | None: True, tuple[int, ...]: [True]}
+            if kind.annotation in values:
+                numbers += 1
+                with pytest.raises(ConfigError, match=f"{name}(.0)? = .*(true|false) is no number; .*: write a number"):
+                    config.parse({name: values[kind.annotation]})
+    assert numbers > 150
 
 
 def test_scenarios_of_batches_refuse_training_and_pass_over_its_absence() -> None:

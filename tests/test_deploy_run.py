@@ -26,6 +26,13 @@ ROUNDS, PATIENCE = 2, 240.0
 TRAIN = "Receiving: train"  # what a SuperNode says of a message
 # Sites with pictures of their own draw from the system what is drawn at all.
 RECIPE = {**PLAIN, "drop_path": 0}
+# Lists the runs in progress; `deploy check` would begin to try things where there is none yet.
+UNFINISHED = """
+from pathlib import Path
+from fedmjp.benchmarks.deployment import access, flower, layout
+with access.open_control(layout.Deployment(Path("server"))) as client:
+    print(*flower.unfinished_runs(client))
+"""
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 
 
@@ -133,6 +140,23 @@ def test_a_site_whose_disk_is_full_is_told_so(world: World) -> None:
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "No space left on device" in done.stderr
+
+
+def test_one_run_is_stopped_by_its_number(world: World) -> None:
+    log, output = world.folder / "stopped.log", world.folder / "stopped"
+    run = world.start("deploy", "run", "server", "--data", pictures(), "--output", str(output), log=log)
+    unfinished = lambda: world.run(sys.executable, "-c", UNFINISHED).stdout.split()  # noqa: E731
+    wait_for("the run is submitted", unfinished, log)
+    (number,) = unfinished()
+    refused = world.fedmjp("deploy", "check", "server", check=False).stderr
+    assert f"run {number} is in progress: wait for it, or stop it by `fedmjp deploy stop`" in refused
+    assert f"Stopped run {number}" in world.fedmjp("deploy", "stop", "server", number).stdout
+    wait_for("its command ends", lambda: run.poll() is not None, log)
+    assert run.returncode == 1
+    assert sum("Error: " in line for line in log.read_text().splitlines()) == 1
+    again = world.fedmjp("deploy", "stop", "server", number, check=False)
+    assert again.returncode == 2
+    assert "is not in progress on this server; none is in progress" in again.stderr
 
 
 def test_a_run_outlives_a_killed_supernode_and_a_killed_superlink(world: World) -> None:

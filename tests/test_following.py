@@ -20,6 +20,7 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        (folder / "run").mkdir()
         self.app = EventFile.of_run(RunConfig(events_file=str(folder / "run" / "events.jsonl")))
         self.events = EventReader(folder / "run" / "events.jsonl")
         self.told: list[Event] = []

@@ -175,6 +175,11 @@ BRACKETS = "[" * 100_000 + "]" * 100_000
         (f"question: {BRACKETS}", "more than 50 values stand in each other|maximum nesting depth"),  # or PyYAML's own
         (f"seeds: [{'9' * 5000}]", "a number of 5,000 characters"),
         (f"seeds: [{':'.join(['59'] * 2000)}]", "a number of 5,999 characters"),
+        ("seeds: [yes]", r"line \d+: seeds.0 = True: true is no number; YAML reads yes.* write a number"),
+        ("seeds: [1:30]", r"line \d+: YAML reads 1:30 as 90, to the base 60: write 90, or '1:30' in quotes"),
+        ("seeds: [010]", "YAML reads 010 as 8, to the base 8: write 8"),
+        ("recognisable_at: 1:30.5", "YAML reads 1:30.5 as 90.5, to the base 60"),
+        ("image_size: on", "image_size = True: true is no number"),
         ("question: !!python/object/apply:os.system [ls]", "os.system' is no text, number"),
         ("question: !!binary aGVsbG8=", "'binary' is no text, number"),
         ("question: 2001-99-99", "'timestamp' is no text, number"),

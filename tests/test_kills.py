@@ -12,13 +12,14 @@ from multiprocessing import connection, forkserver, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from uuid import uuid4
 
 import psutil
 import pytest
 import torch
 
 from fedmjp.benchmarks.federation.guard import MODULE, PREFIX, SUPEREXEC, end_abandoned
-from fedmjp.benchmarks.folder.output import png_of, save_png
+from fedmjp.benchmarks.folder.pictures import png_of, save_png
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.running.runner import run_local
 from fedmjp.benchmarks.running.workbench import Setup
@@ -184,8 +185,8 @@ def test_what_a_killed_run_left_half_written_is_cleaned_up(
     plan, setup = uninterrupted[0], moved(uninterrupted[1], tmp_path)
     root = setup.output.pictures
     (root / "cell").mkdir(parents=True)
-    (root / "cell" / f".0{PARTIAL}").write_bytes(b"half")
-    outside = tmp_path / f".0{PARTIAL}"
+    (root / "cell" / f".{uuid4().hex}{PARTIAL}").write_bytes(b"half")
+    outside = tmp_path / f".{uuid4().hex}{PARTIAL}"
     outside.touch()
     run_local(plan, setup, workers=1, progress=Told(), stop=lambda: True)
     assert not files(setup)

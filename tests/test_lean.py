@@ -119,7 +119,7 @@ for file, function in sorted(entered):
         print("entered", file.removeprefix(folder), function)
 print("imported", *sys.modules)
 """
-FUNCTIONS, FILES = 264, 55
+FUNCTIONS, FILES = 276, 57
 
 
 def test_few_functions_lie_between_the_command_attack_and_its_table(tmp_path: Path) -> None:

@@ -124,19 +124,17 @@ def test_pictures_of_a_cell_in_work_stay(finished: tuple[TrialPlan, Setup], tmp_
     """Another cell's end must not take an original that a running job has just written."""
     plan, everything = finished
     setup = moved(everything, tmp_path)
-    pictures, cells = setup.output.pictures, list(dict.fromkeys(trial.cell for trial in plan.tasks))
+    pictures, cells = setup.output.kept, list(dict.fromkeys(trial.cell for trial in plan.tasks))
     first, second = ([trial for trial in plan.tasks if trial.cell == cell] for cell in cells[:2])
 
     def paths(trial: PlannedTrial) -> list[Path]:
-        return [pictures / name for name in trial.files.values()]
+        return [pictures.path(name) for name in trial.files.values()]
 
     store = setup.store()
     retention = Retention("extremes", plan, pictures, store)
     retention.start([*first, *second])
     for trial in [*first, *second]:
-        for path in paths(trial):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
+        pictures.save(dict.fromkeys(trial.files.values(), b""))
     done = everything.store()
     store.put(done.trials([trial.key for trial in first]))
     retention.mark_finished(first)

@@ -21,6 +21,7 @@ from selenium.webdriver.common.keys import Keys
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.benchmarks.report.site import build
+from fedmjp.benchmarks.report.site.files import copy_picture
 from fedmjp.benchmarks.report.site.folders import find_studies, unique_name
 from fedmjp.benchmarks.report.site.readme import Readme
 from fedmjp.cli import main
@@ -203,6 +204,84 @@ def test_a_readme_is_text_and_leads_to_what_the_site_holds(site: Path, pages: di
     landing = (site / "index.html").read_text()
     assert "<b>Bold</b>" not in landing, "not in the index of the search either"
     assert "\\u003cb\\u003eBold" in landing
+
+
+STILL = '<path d="M 0 0" style="fill: none; clip-path: url(#a)"/><use xlink:href="#a"/><style>*{fill: red}</style>'
+LIVE = (
+    "<script>alert(1)</script>", '<path onload="alert(1)"/>', '<g ONCLICK="alert(1)"/>', "<foreignObject/>",
+    '<a href="javascript:alert(1)"><text>here</text></a>', '<image href="https://example.org/seen.png"/>',
+    '<use xlink:href="other.svg#a"/>', "<style>@import 'https://example.org/a.css';</style>",
+    '<path style="fill: url( https://example.org/a)"/>', '<set attributeName="href" to="javascript:alert(1)"/>',
+    '<image href="data:image/svg+xml;base64,PHN2Zy8+"/>', '<body xmlns="http://www.w3.org/1999/xhtml"/>',
+)  # fmt: skip
+FRAME = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">{}</svg>'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *map(FRAME.format, LIVE),
+        '<?xml-stylesheet href="a.css"?>' + FRAME.format(STILL),
+        '<!DOCTYPE svg [<!ENTITY a "b">]>' + FRAME.format("&a;"),
+        FRAME.format(STILL)[:-3],
+        FRAME.replace("2000/svg", "2000/other").format(STILL),
+    ],
+)
+def test_an_svg_that_runs_or_loads_something_is_not_copied(tmp_path: Path, content: str) -> None:
+    (tmp_path / "site").mkdir()
+    for name in ("drawn.svg", "drawn.SVG"):
+        (tmp_path / name).write_text(content)
+        assert copy_picture(tmp_path / name, tmp_path, tmp_path / "site") is None
+    assert not list((tmp_path / "site").iterdir())
+
+
+def test_shapes_and_text_are_copied_as_they_are(tmp_path: Path) -> None:
+    """Those of matplotlib in our own studies too."""
+    for number, content in enumerate([FRAME.format(STILL), *(path.read_text() for path in RESULTS.rglob("*.svg"))]):
+        path = tmp_path / f"{number}.svg"
+        path.write_text(content)
+        (tmp_path / "site").mkdir(exist_ok=True)
+        name = copy_picture(path, tmp_path, tmp_path / "site")
+        assert name is not None
+        assert (tmp_path / "site" / name).read_text() == content
+    assert number > 2
+
+
+@pytest.mark.parametrize("name", ["README.md", "shown.png", "manifest.json", "trials.parquet"])
+def test_nothing_that_a_link_leads_to_is_published(
+    studies: Path, tmp_path: Path, run: Run, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, secret = tmp_path / "results", tmp_path / name
+    shutil.copytree(studies / "order", root / "order")
+    theirs = Path(shutil.copytree(studies / "order", root / "theirs"))
+    (theirs / "shown.png").touch()
+    (theirs / "README.md").write_text("# Mine\n\n![shown](shown.png)\n")
+    secret.write_bytes((theirs / name).read_bytes())
+    (theirs / name).unlink()
+    (theirs / name).symlink_to(secret)
+    assert run("leaderboard", root, "--site", tmp_path / "site") == BAD_INPUT
+    assert f"{theirs / name} is a link" in capsys.readouterr().out.replace("\n", "")
+    assert [path.name for path in (tmp_path / "site" / "studies").iterdir()] == ["order"]
+
+
+@pytest.mark.parametrize("name", ["CNAME", "studies/order/mine.html", "album"])
+def test_a_site_is_not_replaced_while_it_holds_a_file_of_others(
+    studies: Path, tmp_path: Path, run: Run, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = tmp_path / "site"
+    assert run("leaderboard", studies / "order", "--site", site) == 0
+    assert run("leaderboard", studies / "order", "--site", site) == 0, "as it was written"
+    (tmp_path / "album").mkdir()
+    (tmp_path / "album" / "cat.png").touch()
+    if name == "album":
+        (site / name).symlink_to(tmp_path / "album")
+    else:
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).touch()
+    assert run("leaderboard", studies / "order", "--site", site) == BAD_INPUT
+    assert f"{site / name} is not from fedmjp, and would be lost" in capsys.readouterr().err
+    assert (site / name).exists()
+    assert (tmp_path / "album" / "cat.png").exists()
 
 
 def test_what_cannot_be_read_is_told_and_left_out(

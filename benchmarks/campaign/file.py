@@ -8,7 +8,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from fedmjp.benchmarks.campaign.spec import Campaign
+from fedmjp.benchmarks.campaign.spec import Campaign, Grid
 from fedmjp.errors import BadInputError, ConfigError, suggestion
 from fedmjp.overrides import apply_settings
 from fedmjp.yaml_files import read_yaml
@@ -35,6 +35,8 @@ def read_campaign(path: Path, overrides: Sequence[str] = ()) -> Campaign:
     if root is None or not isinstance(values, dict):
         raise ConfigError(f"{path} must hold keys and values, such as 'name: my_campaign'")
     values = apply_settings(values, overrides)
+    if truths := [*Campaign.find_truths(values), *Grid.find_truths(values.get("shared"), ("shared",))]:
+        raise ConfigError("; ".join(_complaint(detail, root, path, overrides) for detail in truths[:SHOWN]))
     try:
         return Campaign.model_validate(values)
     except ValidationError as error:

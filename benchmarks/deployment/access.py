@@ -66,7 +66,7 @@ def require_idle(deployment: Deployment) -> None:
     """
     with open_control(deployment) as client:
         if runs := flower.unfinished_runs(client):
-            raise FederationError(f"run {runs[0]} is in progress; wait for it, or stop the server and start it again")
+            raise FederationError(f"run {runs[0]} is in progress: wait for it, or stop it by `fedmjp deploy stop`")
 
 
 def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:

@@ -36,6 +36,7 @@ from fedmjp.benchmarks.federation.bundle import as_toml
 from fedmjp.benchmarks.federation.connection import Connection
 from fedmjp.clients.gate.reasons import SAID, Reason
 from fedmjp.errors import FederationError
+from fedmjp.hosts import require_resolved
 
 SECONDS = 120.0  # for nodes to come, and for their answers
 POLL_SECONDS = 0.5
@@ -86,6 +87,10 @@ def check(deployment: Deployment, on_intrusion: Callable[[Intrusion], None]) -> 
 
 
 def _intrusions(deployment: Deployment) -> Iterator[Intrusion]:
+    try:
+        require_resolved(deployment.config().address)
+    except FederationError as error:
+        yield Intrusion("the name by which sites reach the server", "could not be tried", str(error))
     yield from try_without_run(deployment)
     folder = Path(tempfile.mkdtemp(prefix="check-", dir=deployment.server))  # which the server's programs see
     try:

@@ -13,6 +13,7 @@ from fedmjp.benchmarks.deployment.layout import SiteFolder, write_private
 from fedmjp.benchmarks.federation.bundle import as_toml
 from fedmjp.benchmarks.federation.connection import environment, free_port
 from fedmjp.errors import ConfigError, DataError, FederationError
+from fedmjp.hosts import require_resolved
 
 CLOCKS = "set its clock, which may be 5 seconds ahead of the server's and 5 minutes behind"
 GONE_SECONDS = 10.0  # longer than servers take to ask again for replies
@@ -28,7 +29,7 @@ def run_node(site: SiteFolder, data: str | None = None) -> None:
     Raises:
         ConfigError: If the folder or its policy is not that of a site.
         DataError: If there is no folder of pictures.
-        FederationError: If the server does not know the site's key.
+        FederationError: If the server's name does not resolve, or it does not know the site's key.
     """
     config = site.config()
     pictures = Path(data or config.data or "").absolute()
@@ -44,6 +45,7 @@ def run_node(site: SiteFolder, data: str | None = None) -> None:
         "data": str(pictures),
     }
     write_private(site.home / "node.toml", as_toml(about))
+    require_resolved(config.server)
     leave_first(site)
     from fedmjp.clients.gate.site import run_supernode  # noqa: PLC0415 (seconds of imports)
 

@@ -8,6 +8,9 @@ Flower 1.41's SuperLink differs from ours in three points:
 - A message is handed out once. If the SuperLink dies before it arrives, everybody waits for ever. Here whatever was
   handed out and not confirmed is handed out again after a start. Nobody counts twice: a message has one reply.
 - A part of a message that is sent again, because the answer was lost, fails the run. Here it is there already.
+
+Under load a connection to the database waits longer for another one than Flower lets it: "database is locked" is an
+answer of HTTP 500, which ends a SuperNode.
 """
 
 import os
@@ -23,6 +26,7 @@ from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, 
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore import sql_mixin
 from flwr.supercore.cli import flower_superexec
 from flwr.supercore.date import now
 from flwr.supercore.state.schema.linkstate_models import MessageIns, MessageRes
@@ -47,6 +51,7 @@ UPDATE message_ins SET delivered_at = '' WHERE delivered_at <> ''
 UPDATE message_res SET delivered_at = '' WHERE delivered_at <> ''
     AND message_id IN (SELECT object_id FROM objects);
 """
+BUSY_SECONDS = 60  # for which a connection waits for the lock of another one
 TABLES = {"message_ins", "message_res", "objects"}
 
 
@@ -73,6 +78,7 @@ def run_superlink(deployment: Deployment) -> None:
         _initialize(state)
         register_keys(state, keys)
 
+    wait_for_locks()
     changed: Any = SqlLinkState
     changed.store_object, changed.initialize = _store_if_missing, initialize
     node_auth.authenticate_node = _authorise
@@ -82,6 +88,14 @@ def run_superlink(deployment: Deployment) -> None:
     arguments += ["--superexec-auth-secret-file", str(deployment.secret), "--disable-runtime-dependency-installation"]
     _enter(deployment, "flower-superlink", arguments)
     flower_superlink()
+
+
+def wait_for_locks() -> None:
+    """Have this process's connections to Flower's database wait for a minute where it is locked."""
+    changed: Any = sql_mixin
+    changed.SQLITE_PRAGMAS = tuple(
+        (name, str(1000 * BUSY_SECONDS) if name == "busy_timeout" else value) for name, value in changed.SQLITE_PRAGMAS
+    )
 
 
 def run_superexec(deployment: Deployment) -> None:
@@ -139,7 +153,7 @@ def hand_out_again(database: Path) -> None:
     """
     if not database.exists():
         return
-    with closing(sqlite3.connect(database)) as connection:
+    with closing(sqlite3.connect(database, timeout=BUSY_SECONDS)) as connection:
         # One that was killed at its first start may have left a file without all tables.
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables >= TABLES:

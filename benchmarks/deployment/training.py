@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from fedmjp.benchmarks.deployment import flower
-from fedmjp.benchmarks.deployment.access import connect, read_public_key, require_idle
+from fedmjp.benchmarks.deployment.access import connect, open_control, read_public_key, require_idle
 from fedmjp.benchmarks.deployment.layout import Deployment
 from fedmjp.benchmarks.federation.bundle import as_toml, write_app
 from fedmjp.benchmarks.federation.connection import Connection
 from fedmjp.benchmarks.federation.following import follow, join_errors
 from fedmjp.benchmarks.federation.training import draw_history, play_again, rounds_done, watch
 from fedmjp.clients.gate.policy import Policy
-from fedmjp.errors import ConfigError
+from fedmjp.errors import ConfigError, FederationError
 from fedmjp.scenario import TrainingScenario, make_run_config
 from fedmjp.server.events import Event, EventReader
 from fedmjp.server.roster import key_of
@@ -102,12 +102,41 @@ def _play(
     try:
         error = follow(connection, run, events, on_event, patience=PATIENCE_SECONDS)
     except BaseException:
-        connection.ask("stop", run, connection.name, "--format", "json")
+        _stop(connection, run)
         raise
     finally:
         empty_database(deployment)
     if error:
         raise join_errors("the run failed", [error])
+
+
+def _stop(connection: Connection, run: str) -> Mapping[str, Any]:
+    """Ask a SuperLink to stop a run, and return its answer."""
+    return connection.ask("stop", run, connection.name, "--format", "json")
+
+
+def stop_run(deployment: Deployment, run: int) -> None:
+    """Stop a run, whoever started it; nodes go on waiting for others, and its messages are wiped.
+
+    Args:
+        deployment: Whose folder lies on this machine.
+        run: Its identifier.
+
+    Raises:
+        ConfigError: If the folder is no deployment, or no such run is in progress.
+        FederationError: If the SuperLink does not answer, or does not stop it.
+    """
+    with open_control(deployment) as client:
+        runs = flower.unfinished_runs(client)
+    if run not in runs:
+        progress = f"in progress: {', '.join(map(str, runs))}" if runs else "none is in progress"
+        raise ConfigError(f"run {run} is not in progress on this server; {progress}")
+    answer = _stop(connect(deployment), str(run))
+    if not answer.get("success"):
+        raise FederationError(
+            f"run {run} was not stopped: {answer.get('error-message', 'the SuperLink gives no reason')}"
+        )
+    empty_database(deployment)
 
 
 def class_list(text: str) -> list[str]:

@@ -2,9 +2,9 @@
 
 import math
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +13,14 @@ from fedmjp.benchmarks.federation.following import follow, join_errors
 from fedmjp.benchmarks.federation.superlink import PrivateSuperLink
 from fedmjp.config import RunConfig
 from fedmjp.errors import ConfigError, RecordError
+from fedmjp.files import remove_files
 from fedmjp.private import PrivateBatch
 from fedmjp.provenance import hardware
 from fedmjp.records import Upload, load_fields, record_name
 from fedmjp.scenario import Scenario, make_run_config
 from fedmjp.server.events import Event, EventReader
 from fedmjp.server.uploads import UploadFolder
-from fedmjp.wire import EVENTS
+from fedmjp.wire import EVENTS, RECORD_FILES
 
 RECORDS = "round-*.safetensors"
 NAME = re.compile(r"round-(\d+)-node-(\d+)\.safetensors")
@@ -51,12 +52,19 @@ class RunFolder:
         """Return the file to which the server's app appends its events."""
         return self.root / EVENTS
 
+    @property
+    def completed(self) -> Path:
+        """Return the file that names the trials whose records are whole."""
+        return self.root / "completed.json"
+
     def clear(self) -> None:
-        """Remove former records."""
-        self.events.unlink(missing_ok=True)
+        """Remove former records, by their names alone."""
+        for path in (self.events, self.completed):
+            path.unlink(missing_ok=True)
         for folder in (self.uploads, self.evaluator):
-            if folder.exists():
-                shutil.rmtree(folder)
+            remove_files(folder, RECORD_FILES)
+        with suppress(OSError):  # what lies there is not ours
+            self.root.rmdir()
 
     def upload_folder(self, folder: str) -> UploadFolder:
         """Return the server's records of a scenario.
@@ -220,6 +228,7 @@ def run_app(jobs: Sequence[tuple[RunConfig, Resources]], on_event: Callable[[Eve
         path = superlink.home / "run-config.toml"
         for run_config, resources in jobs:
             path.write_text(as_toml(run_config.flat()), encoding="utf-8")
+            Path(run_config.events_file).parent.mkdir(parents=True, exist_ok=True)
             events = EventReader(Path(run_config.events_file))
             if error := follow(superlink, superlink.submit(app, path, str(resources)), events, on_event):
                 errors.append(error)

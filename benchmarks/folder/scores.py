@@ -16,8 +16,9 @@ from fedmjp.benchmarks.folder.output import write_json, write_text
 from fedmjp.benchmarks.folder.trials import START_OVER, TRIAL_COLUMNS, TrialResult
 from fedmjp.benchmarks.plan.trial_plan import ABOUT_KEYS, PlannedTrial, TrialPlan, cells_as_json, cells_from_json
 from fedmjp.benchmarks.plan.trial_plan import COLUMNS as PLANNED
+from fedmjp.claims import claim_folder, is_gone
 from fedmjp.config import digest_of
-from fedmjp.errors import GAVE_UP, OutputError
+from fedmjp.errors import GAVE_UP, OutputError, OutputGoneError
 from fedmjp.files import read_file
 from fedmjp.metrics import COLOUR, METRICS
 from fedmjp.texts import guard, unguard
@@ -46,8 +47,7 @@ class ScoreTable:
     """
 
     def __init__(self, folder: Path, planned: TrialPlan) -> None:
-        self._path = folder / SCORES
-        self._manifest = folder / MANIFEST
+        self._folder, self._path, self._manifest = folder, folder / SCORES, folder / MANIFEST
         dumped = cells_as_json(planned.cells)
         names = [digest_of(entry["cell"])[:DIGITS] for entry in dumped]
         self._cells = dict(zip(planned.cells, names, strict=True))
@@ -72,7 +72,9 @@ class ScoreTable:
         other_names = {row["cell"] for row in rows} - replaced
         self._other_cells = {name: cell for name, cell in about["cells"].items() if name in other_names}
         self._planned_cells = dict(zip(names, dumped, strict=True))
-        write_text(self._path, _text([list(COLUMNS), *([row[name] for name in COLUMNS] for row in rows)]))
+        self._former = [[row[name] for name in COLUMNS] for row in rows]
+        self._about: dict[str, Any] = {}
+        write_text(self._path, _text([list(COLUMNS), *self._former]))
 
     def put(self, trials: Iterable[TrialResult]) -> None:
         """Append the rows of an upload in one write, so that an interruption leaves whole rows.
@@ -96,6 +98,31 @@ class ScoreTable:
                 "run again"
             ) from None
 
+    def require_place(self, trials: Iterable[TrialResult] = ()) -> None:
+        """Refuse to go on where the folder went away since, and write all rows again.
+
+        Args:
+            trials: That are not put yet, and are written too.
+
+        Raises:
+            OutputGoneError: If it was removed, moved or replaced; the message says what is kept.
+        """
+        if not is_gone(self._folder) and self._path.exists():
+            return
+        former = {row[COLUMNS.index("key")] for row in self._former}
+        self.trials |= {trial.key: trial for trial in trials}
+        rows = [*self._former, *(self._cells_of(trial) for key, trial in self.trials.items() if key not in former)]
+        kept = f"its {len(rows)} rows were written again, without pictures: run the same command again"
+        try:
+            claim_folder(self._folder)
+            write_text(self._path, _text([list(COLUMNS), *rows]))
+            write_json(self._manifest, self._about)
+        except (OSError, OutputError) as error:
+            kept = f"its rows could not be written again: {error}"
+        raise OutputGoneError(
+            f"{self._folder} was removed, moved or replaced while the attack wrote to it; {kept}"
+        ) from None
+
     def write_manifest(self, about: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         """Write the manifest, before rows of the environment: what they are of, and where all rows come from.
 
@@ -105,7 +132,8 @@ class ScoreTable:
         """
         self._environments[digest_of(environment)] = dict(environment)
         cells = {**self._other_cells, **self._planned_cells}
-        write_json(self._manifest, {"kind": KIND, **about, "cells": cells, "environments": self._environments})
+        self._about = {"kind": KIND, **about, "cells": cells, "environments": self._environments}
+        write_json(self._manifest, self._about)
 
     def _cells_of(self, trial: TrialResult) -> list[Any]:
         planned = self._planned[trial.key]

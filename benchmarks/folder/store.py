@@ -3,9 +3,11 @@
 import hashlib
 import json
 import logging
+import os
 import re
+import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -35,6 +37,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, SQLAlchemyError
 
 from fedmjp.benchmarks.folder.trials import START_OVER, TrialResult, frame_of
 from fedmjp.errors import GAVE_UP, MissingExtraError, OutputError, StoreError
+from fedmjp.files import SQLITE, require_no_link
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,8 +133,13 @@ class Store:
 
     def __init__(self, url: URL) -> None:
         self.name = _shown(url)
+        if url.drivername == "sqlite":
+            for end in SQLITE:  # SQLite opens them under these names
+                require_no_link(Path(f"{url.database}{end}"))
         self._engine = _engine(url)
         self.make_tables(_TABLES)
+        self._path = Path(url.database) if url.drivername == "sqlite" and url.database else None
+        self._begun = None if self._path is None else self._path.stat()
 
     @classmethod
     def at(cls, path: Path) -> Self:
@@ -239,6 +247,31 @@ class Store:
         """Give the database back."""
         self._engine.dispose()
 
+    def is_in_place(self) -> bool:
+        """Tell whether the file that was opened is still there under its name; a server's database always is."""
+        if self._path is None or self._begun is None:
+            return True
+        try:
+            return os.path.samestat(self._path.stat(), self._begun)
+        except OSError:
+            return False
+
+    def copy_to(self, path: Path) -> None:
+        """Copy a SQLite database that is open, even if its file was removed.
+
+        Args:
+            path: Of the copy, which must not exist.
+
+        Raises:
+            OutputError: If there is a file.
+            StoreError: If it cannot be copied.
+        """
+        if os.path.lexists(path):
+            raise OutputError(f"{path} is there already")
+        with self.transaction() as connection, closing(sqlite3.connect(path)) as copy:
+            source: Any = connection.connection.driver_connection
+            source.backup(copy)
+
     def make_tables(self, tables: MetaData) -> None:
         """Make tables beside the trials, unless they are there.
 
@@ -268,7 +301,13 @@ class Store:
         try:
             with self._engine.begin() as connection:
                 yield connection
-        except (SQLAlchemyError, LookupError, TypeError, ValueError) as error:  # values that no column has
+        except (
+            SQLAlchemyError,
+            sqlite3.Error,
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as error:  # values that no column has
             raise self._failure(error) from None
 
     def _failure(self, error: Exception) -> StoreError:
@@ -305,7 +344,34 @@ def _engine(url: URL) -> Engine:
 def _prepare_sqlite(connection: Any, _record: object) -> None:
     # A reader never blocks the writer, and a second process waits instead of failing.
     connection.execute(f"PRAGMA busy_timeout={BUSY_MILLISECONDS}")
+    _require_ours(connection)
     connection.execute("PRAGMA journal_mode=WAL")
+
+
+def require_ours(path: Path) -> None:
+    """Refuse a SQLite file with tables of another program; what is no database, or a damaged one, passes.
+
+    Args:
+        path: Of the file, which exists.
+
+    Raises:
+        OutputError: If it is a link, or another program's.
+    """
+    require_no_link(path)
+    with suppress(sqlite3.Error), closing(sqlite3.connect(path)) as connection:
+        _require_ours(connection)
+
+
+def _require_ours(connection: Any) -> None:
+    """Refuse the tables of another program before anything in them is changed."""
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
+    columns = {name for (name,) in connection.execute("SELECT name FROM pragma_table_info('trials')")}
+    if tables and not columns & {"key", "picture"}:
+        path = next(file for _, name, file in connection.execute("PRAGMA database_list") if name == "main")
+        strange = ", ".join(repr(name[:40]) for name in sorted(tables)[:3])
+        raise OutputError(
+            f"{path} is the database of another program (it holds {strange}); name another folder or file"
+        )
 
 
 def _prepare_postgresql(connection: Any, _record: object) -> None:

@@ -26,7 +26,7 @@ from fedmjp.errors import OutputError
 from fedmjp.files import read_file, replacing, require_regular
 from fedmjp.metrics import COLOUR
 
-TRIALS = "trials.parquet"
+TRIALS, MANIFEST = "trials.parquet", "manifest.json"
 PLAN, ENVIRONMENTS = b"fedmjp.plan", b"fedmjp.environments"
 SHA256 = "trials_sha256"
 LARGEST = 2**30  # bytes of a manifest, or of a plan
@@ -61,6 +61,26 @@ def write_study(path: Path, plan: TrialPlan, store: RecordedTrials) -> None:
         ENVIRONMENTS: _packed(store.environments()),
     }
     write_rows(path, rows.drop(columns="scores"), metadata)
+
+
+def require_study(folder: Path, name: str) -> None:
+    """Require that a folder holds no other results than an earlier publication of a campaign.
+
+    Args:
+        folder: That a study is to be written to; may be missing.
+        name: Of the campaign.
+
+    Raises:
+        OutputError: If it holds another study, or results of another kind.
+    """
+    if not holds_study(folder):
+        if (folder / MANIFEST).exists():
+            raise OutputError(f"{folder} holds other results than a published study; name another folder")
+        return
+    if not holds_plan(folder):
+        raise OutputError(f"{folder} holds the rows of a study that is no campaign; name another folder")
+    if (former := read_plan(folder).about["name"]) != name:
+        raise OutputError(f"{folder} holds the study {former!r}, this one is {name!r}; name another folder")
 
 
 def write_rows(path: Path, rows: pd.DataFrame, metadata: Mapping[bytes, bytes] | None = None) -> str:
@@ -100,7 +120,7 @@ def keep_rows(folder: Path, rows: pd.DataFrame, about: Mapping[str, Any]) -> Non
         about: The manifest.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "manifest.json", {**about, SHA256: write_rows(folder / TRIALS, rows)})
+    write_json(folder / MANIFEST, {**about, SHA256: write_rows(folder / TRIALS, rows)})
 
 
 def read_study(folder: Path) -> tuple[TrialPlan, StudyTrials]:
@@ -184,7 +204,7 @@ def problems_of_rows(folder: Path) -> list[str]:
         folder: Of the study.
     """
     try:
-        stated = json.loads(read_file(folder / "manifest.json", LARGEST)).get(SHA256)
+        stated = json.loads(read_file(folder / MANIFEST, LARGEST)).get(SHA256)
         actual = _sha256(folder / TRIALS)
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         return [f"manifest.json or {TRIALS} is missing or damaged: {error}"]

@@ -9,6 +9,7 @@ import pandas as pd
 from rich.console import Console
 
 from fedmjp.benchmarks.folder.output import OutputFolder, write_json
+from fedmjp.benchmarks.folder.pictures import PictureFolder
 from fedmjp.benchmarks.folder.store import Store
 from fedmjp.benchmarks.folder.trials import RecordedTrials
 from fedmjp.benchmarks.leaderboard.admission import read_submitted
@@ -74,12 +75,14 @@ def board_in(plan: TrialPlan, store: RecordedTrials, folder: Path) -> Board:
         store: The recorded trials.
         folder: The folder.
     """
+    submitted = read_submitted(folder)
     return board_of(
         plan,
         _trials(plan, store),
         store.environments(),
         reported=read_reported(plan.about["reported"]),
-        submitted=read_submitted(folder),
+        submitted=submitted.entries,
+        claims=submitted.claims,
     )
 
 
@@ -101,18 +104,16 @@ def gallery_in(plan: TrialPlan, store: RecordedTrials, board: Board, output: Out
     by_cell = dict(iter(trials.groupby("cell")))
     entries = [entry for entry in board.entries if entry.origin == "reproduced"]
     return {
-        entry.id: _shown(plan, by_cell[index], output.pictures)
-        for index, entry in enumerate(entries)
-        if index in by_cell
+        entry.id: _shown(plan, by_cell[index], output.kept) for index, entry in enumerate(entries) if index in by_cell
     }
 
 
-def _shown(plan: TrialPlan, cell: pd.DataFrame, pictures: Path) -> tuple[KeptPicture, ...]:
+def _shown(plan: TrialPlan, cell: pd.DataFrame, pictures: PictureFolder) -> tuple[KeptPicture, ...]:
     rows: dict[Any, dict[Any, Any]] = cell.set_index("key").to_dict("index")
     extremes_kept = []
     for label, key in extremes(cell).items():
         row = rows[key]
-        original, shuffled, reconstruction = (pictures / name for name in plan.files_of(row).values())
+        original, shuffled, reconstruction = map(pictures.path, plan.files_of(row).values())
         if original.exists() and reconstruction.exists():
             psnr = row["scores"]["psnr"]
             extremes_kept.append(KeptPicture(label, row["picture"], psnr, original, shuffled, reconstruction))

@@ -13,7 +13,7 @@ from fedmjp import provenance
 from fedmjp.attacks import ATTACKS
 from fedmjp.attacks.adversary import Adversary
 from fedmjp.attacks.held_out import measured_on
-from fedmjp.benchmarks.folder.output import png_of
+from fedmjp.benchmarks.folder.pictures import png_of
 from fedmjp.benchmarks.folder.trials import TrialResult
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
 from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, TrialPlan

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from fedmjp.benchmarks.folder.pictures import PictureFolder
 from fedmjp.benchmarks.folder.store import Store
 from fedmjp.benchmarks.plan.trial_plan import Cell
-from fedmjp.files import PARTIAL
 
 if TYPE_CHECKING:
     from fedmjp.benchmarks.plan.experiment import Keep
@@ -46,18 +45,18 @@ class Retention:
     b and c. A file goes when no cell in work writes it and no complete one shows it.
     """
 
-    def __init__(self, keep: Keep, plan: TrialPlan, pictures: Path, store: Store) -> None:
+    def __init__(self, keep: Keep, plan: TrialPlan, pictures: PictureFolder, store: Store) -> None:
         self._keep, self._pictures, self._store = keep, pictures, store
         self._trials: defaultdict[Cell, dict[str, PlannedTrial]] = defaultdict(dict)
-        self._cells_of: defaultdict[Path, set[Cell]] = defaultdict(set)
+        self._cells_of: defaultdict[str, set[Cell]] = defaultdict(set)
         for trial in plan.tasks:
             self._trials[trial.cell][trial.key] = trial
-            for path in self._files(trial):
-                self._cells_of[path].add(trial.cell)
+            for name in trial.files.values():
+                self._cells_of[name].add(trial.cell)
         finished = store.finished([trial.key for trial in plan.tasks])
         self._pending = {cell: trials.keys() - finished for cell, trials in self._trials.items()}
         self._in_work = {cell for cell, pending in self._pending.items() if 0 < len(pending) < len(self._trials[cell])}
-        self._shown: set[Path] = set()
+        self._shown: set[str] = set()
         for cell in self._trials:
             if not self._pending[cell]:
                 self._show(cell)
@@ -84,16 +83,14 @@ class Retention:
         self._in_work.difference_update(complete)
         for cell in complete:
             self._show(cell)
-        self._delete(path for cell in complete for trial in self._trials[cell].values() for path in self._files(trial))
+        self._delete(
+            name for cell in complete for trial in self._trials[cell].values() for name in trial.files.values()
+        )
 
     def sweep(self) -> None:
-        """Delete whatever does not belong: also pictures of former plans, and what killed runs left half written."""
-        for partial in self._pictures.rglob(f".*{PARTIAL}"):
-            partial.unlink(missing_ok=True)
-        self._delete(self._pictures.rglob("*.png"))
-
-    def _files(self, trial: PlannedTrial) -> list[Path]:
-        return [self._pictures / name for name in trial.files.values()]
+        """Delete what does not belong of all that runs wrote: also pictures of former plans, and half-written files."""
+        self._delete(self._pictures.names())
+        self._pictures.tidy()
 
     def _show(self, cell: Cell) -> None:
         trials = self._trials[cell]
@@ -101,11 +98,11 @@ class Retention:
         if self._keep == "extremes":
             keys = list(extremes(self._store.frame(keys)).values())
         if self._keep != "none":
-            self._shown.update(path for key in keys for path in self._files(trials[key]))
+            self._shown.update(name for key in keys for name in trials[key].files.values())
 
-    def _delete(self, paths: Iterable[Path]) -> None:
+    def _delete(self, names: Iterable[str]) -> None:
         if self._keep == "all":
             return
-        for path in paths:
-            if path not in self._shown and not self._cells_of.get(path, set()) & self._in_work:
-                path.unlink(missing_ok=True)
+        self._pictures.delete(
+            name for name in names if name not in self._shown and not self._cells_of.get(name, set()) & self._in_work
+        )

@@ -1,7 +1,6 @@
 """Uploads out of a recorded federation; a test holds them together with direct ones."""
 
 import json
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +28,6 @@ from fedmjp.private import PrivateBatch
 from fedmjp.records import Upload
 from fedmjp.scenario import Scenario
 
-COMPLETED = "completed.json"
 MISSING = "the client's upload or private record is missing or damaged"
 Batch = tuple[str, ...]
 
@@ -139,7 +137,7 @@ class RecordedUploads(UploadSource):
 
     def stale(self) -> None:
         """Let the next run record anew."""
-        (self.folder.root / COMPLETED).unlink(missing_ok=True)
+        self.folder.completed.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,7 @@ class FederatedRun:
         """Run the federation, unless the records of these very trials are there, and return what went wrong."""
         # Keys cover configuration, pictures, code and versions: records of anything else are stale.
         keys = json.dumps(sorted(trial.key for trial in self.plan.tasks))
-        marker = self.folder.root / COMPLETED
+        marker = self.folder.completed
         if marker.exists() and marker.read_text() == keys:
             return None
         self.finish()
@@ -179,8 +177,7 @@ class FederatedRun:
 
     def finish(self) -> None:
         """Remove the records."""
-        if self.folder.root.exists():
-            shutil.rmtree(self.folder.root)
+        self.folder.clear()
 
 
 def played(scenarios: Iterable[Scenario]) -> list[Scenario]:

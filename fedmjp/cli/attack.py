@@ -269,7 +269,8 @@ def _attack(job: _Job, output: Path, console: "Console", *, fresh: bool) -> None
             engine = Engine(part.experiment, source, progress, environment=machine)
             for work in jobs_of(0, part.trials, finished):
                 for results in engine.results(work.trials):
-                    folder.save(results.pictures)
+                    table.require_place(results.rows)
+                    folder.kept.save(results.pictures)
                     table.put(results.rows)
                     progress.trials(len(results.rows))
     trials = list(table.trials.values())
@@ -278,6 +279,7 @@ def _attack(job: _Job, output: Path, console: "Console", *, fresh: bool) -> None
     if pictured := [trial for trial in planned.tasks if trial.cell.reveals == "pictures"]:
         write_figure(pictured, trials, folder.pictures, output / FIGURE)
         files = [FIGURE, *files, "pictures/"]
+    table.require_place()
     tell(console, f"Written to {output}: {', '.join(files)}. For a board: fedmjp leaderboard {output}")
     tell_errors([str(trial.error) for trial in trials if trial.status == "failed"], console, job.unusable)
 

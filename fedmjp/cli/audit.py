@@ -81,7 +81,7 @@ def audit(
     from fedmjp.benchmarks.audit.sandbox import audit_inside, describe
     from fedmjp.benchmarks.audit.verdict import answers, exit_code, first_line, verdict
     from fedmjp.benchmarks.audit.walls import find_obstacle
-    from fedmjp.benchmarks.folder.output import claim_folder
+    from fedmjp.claims import claim_folder
     from fedmjp.cli.runs import published_command
 
     console = wide_console()

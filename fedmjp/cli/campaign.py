@@ -66,11 +66,12 @@ def status(folder: Folder, database: Database = "") -> None:
     from fedmjp.benchmarks.folder.output import OutputFolder
     from fedmjp.benchmarks.folder.study import open_results
     from fedmjp.benchmarks.running.status import status as status_of
+    from fedmjp.claims import is_claimed_elsewhere
     from fedmjp.cli.campaign_tables import print_status
 
     output = OutputFolder(folder)
     plan, store = open_results(output, database)
-    print_status(plan, status_of(plan, store), wide_console(), in_work=output.in_use())
+    print_status(plan, status_of(plan, store), wide_console(), in_work=is_claimed_elsewhere(folder))
 
 
 @campaign.command(
@@ -122,10 +123,11 @@ def publish(
 ) -> None:
     """Keep of a run what others need: its trials in one file, and the manifest. All else can be made of them."""
     from fedmjp.benchmarks.folder.output import OutputFolder, write_json
-    from fedmjp.benchmarks.folder.study import TRIALS, open_results, read_study, write_study
+    from fedmjp.benchmarks.folder.study import TRIALS, open_results, read_study, require_study, write_study
     from fedmjp.benchmarks.report.render import board_in
 
     plan, store = open_results(OutputFolder(folder), database)
+    require_study(study, plan.about["name"])
     study.mkdir(parents=True, exist_ok=True)
     write_study(study / TRIALS, plan, store)
     write_json(study / "manifest.json", board_in(*read_study(study), study).about)

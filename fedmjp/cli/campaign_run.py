@@ -31,9 +31,12 @@ def run_prepared(
 
     Raises:
         BadInputError: If options contradict each other, or what the folder holds.
+        OutputGoneError: If the folder went away during the run.
     """
     from fedmjp.benchmarks.folder.output import OutputFolder
     from fedmjp.benchmarks.report.render import render
+    from fedmjp.benchmarks.running.outdated import describe_outdated
+    from fedmjp.benchmarks.running.rescue import rescuing
     from fedmjp.benchmarks.running.runner import run_campaign
     from fedmjp.cli.progress import TerminalProgress
     from fedmjp.errors import BadInputError
@@ -51,10 +54,13 @@ def run_prepared(
     store = store or folder.store()
     finished = len(store.finished([trial.key for trial in prepared.plan.tasks]))
     _tell_beginning(prepared, finished, folder.root, console)
+    if finished < len(prepared.plan.trials) and (outdated := describe_outdated(prepared.plan, store)):
+        tell(console, outdated, style="yellow")
     prepared.plan.save(folder.root)
-    with TerminalProgress(console) as progress:
-        waiting = run_campaign(prepared, folder, progress, database=database, workers=workers, ray=ray)
-    failed = render(prepared.plan, store, folder, console)
+    with rescuing(folder, prepared.plan, store):
+        with TerminalProgress(console) as progress:
+            waiting = run_campaign(prepared, folder, progress, database=database, workers=workers, ray=ray)
+        failed = render(prepared.plan, store, folder, console)
     if waiting:
         console.print(f"The budget of {read.budget.hours:g} h is spent; {waiting} trials wait for the next run.")
     tell_outcome(failed, folder.root, console)

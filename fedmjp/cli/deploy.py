@@ -1,4 +1,4 @@
-"""`fedmjp deploy`: init, superlink, superexec, node, deal, run, check."""
+"""`fedmjp deploy`: init, superlink, superexec, node, deal, run, stop, check."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -169,7 +169,7 @@ def run(
     from fedmjp.benchmarks.deployment.layout import Deployment
     from fedmjp.benchmarks.deployment.training import at_sites, class_list, train_at_sites
     from fedmjp.benchmarks.federation.training import rounds_done
-    from fedmjp.benchmarks.folder.output import claim_folder
+    from fedmjp.claims import claim_folder, watched_folder
     from fedmjp.cli.progress import FederatedProgress
     from fedmjp.data.datasets import open_dataset
     from fedmjp.extras import require
@@ -211,9 +211,23 @@ def run(
         results.clear()
     write_manifest(results.manifest, "federated", config=scenario.published(), pictures=digest)
     results.keep_classes(names)
-    with FederatedProgress(console, finished_rounds, scenario.rounds) as progress:
+    gone = watched_folder(output, "the rounds since are lost: run the same command again")
+    with gone, FederatedProgress(console, finished_rounds, scenario.rounds) as progress:
         train_at_sites(scenario, results, deployment, names, progress.round, progress.skip, progress.again)
     tell_results(scenario, results, console)
+
+
+@deploy.command(epilog=examples("fedmjp deploy stop hospital 1234567890123456789"))
+def stop(
+    folder: Folder,
+    run_id: Annotated[int, typer.Argument(metavar="RUN_ID", help="Of a run in progress.", show_default=False)],
+) -> None:
+    """Stop one run, whoever started it; `deploy run` goes on with it after its last whole round."""
+    from fedmjp.benchmarks.deployment.layout import Deployment
+    from fedmjp.benchmarks.deployment.training import stop_run
+
+    stop_run(Deployment(folder), run_id)
+    tell(wide_console(), f"Stopped run {run_id}; its messages are wiped from the server.")
 
 
 @deploy.command(epilog=examples("fedmjp deploy check hospital"))

@@ -118,7 +118,7 @@ def evaluate(
     output: Annotated[Path, output_option("Folder for tables and figure.")] = Path("results/evaluation"),
 ) -> None:
     """Measure what trained models know, and how far shuffles and corruptions move them (MJP's Tables 1 to 4 and 10)."""
-    from fedmjp.benchmarks.folder.output import claim_folder
+    from fedmjp.claims import claim_folder
     from fedmjp.errors import OutputError
     from fedmjp.evaluation.consistency import Puzzles, sample_pictures
     from fedmjp.evaluation.robustness_report import Robustness

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from fedmjp.cli.console import wide_console
+from fedmjp.cli.console import tell, wide_console
 from fedmjp.cli.options import Device, Fresh
 from fedmjp.cli.options import output as output_option
 from fedmjp.cli.outcome import tell_outcome
@@ -24,6 +24,8 @@ def quickstart(
     from fedmjp.benchmarks.plan.planning import plan
     from fedmjp.benchmarks.report.render import render
     from fedmjp.benchmarks.running.engine import Engine
+    from fedmjp.benchmarks.running.outdated import describe_outdated
+    from fedmjp.benchmarks.running.rescue import rescuing
     from fedmjp.benchmarks.running.runner import Recorder, run_experiment
     from fedmjp.benchmarks.uploads.source import FederatedRun, RecordedUploads
     from fedmjp.cli.progress import TerminalProgress
@@ -41,16 +43,20 @@ def quickstart(
     keys = [trial.key for trial in planned.tasks]
     missing = len(keys) - len(store.finished(keys))
     console.print(f"{len(keys) - missing} of {len(keys)} trials are finished; device {scenario.device}.")
+    if missing and (outdated := describe_outdated(planned, store)):
+        tell(console, outdated, style="yellow")
     planned.save(folder.root)
-    with TerminalProgress(console) as progress:
-        run = FederatedRun(planned, folder.run, progress)
-        error = run.prepare() if missing else None
-        progress.attacks(missing)
-        for part in planned.parts:
-            source = RecordedUploads(part.experiment, folder.run)
-            engine = Engine(part.experiment, source, progress)
-            run_experiment(engine, part.trials, Recorder(folder, store, progress), error)
-        if len(store.finished(keys)) == len(keys):
-            run.finish()
-    console.print("Making tables and figures.")
-    tell_outcome(render(planned, store, folder, console, figure=True, short=True), output, console, figure=True)
+    with rescuing(folder, planned, store):
+        with TerminalProgress(console) as progress:
+            run = FederatedRun(planned, folder.run, progress)
+            error = run.prepare() if missing else None
+            progress.attacks(missing)
+            for part in planned.parts:
+                source = RecordedUploads(part.experiment, folder.run)
+                engine = Engine(part.experiment, source, progress)
+                run_experiment(engine, part.trials, Recorder(folder, store, progress), error)
+            if len(store.finished(keys)) == len(keys):
+                run.finish()
+        console.print("Making tables and figures.")
+        failed = render(planned, store, folder, console, figure=True, short=True)
+    tell_outcome(failed, output, console, figure=True)

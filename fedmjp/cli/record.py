@@ -71,7 +71,8 @@ def record(
     """Run a federation on this machine and record every upload of single batches as it crosses the wire."""
     from fedmjp import provenance
     from fedmjp.benchmarks.federation.simulation import RunFolder, simulate
-    from fedmjp.benchmarks.folder.output import claim_folder, write_json
+    from fedmjp.benchmarks.folder.output import write_json
+    from fedmjp.claims import claim_folder, watched_folder
     from fedmjp.cli.progress import TerminalProgress
     from fedmjp.data.selection import select_for
     from fedmjp.errors import OutputError
@@ -96,7 +97,8 @@ def record(
         folder.clear()
     elif folder.uploads.exists():
         raise OutputError(f"{output} already holds the records of a run; name another --output or give --fresh")
-    with TerminalProgress(console) as progress:
+    gone = watched_folder(output, "what was recorded is lost: run the same command again")
+    with gone, TerminalProgress(console) as progress:
         progress.federation(scenario.rounds)
         simulate([scenario], folder, on_round=progress.round)
     pictures = {entry.name: entry.sha256 for entry in selection.entries}

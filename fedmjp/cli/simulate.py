@@ -87,7 +87,7 @@ def simulate(
         rounds_done,
         train_federated,
     )
-    from fedmjp.benchmarks.folder.output import claim_folder
+    from fedmjp.claims import claim_folder, watched_folder
     from fedmjp.cli.progress import FederatedProgress
     from fedmjp.data.partition_figure import draw_partition
     from fedmjp.extras import require
@@ -142,6 +142,7 @@ def simulate(
         tell(console, f"What is recorded of {requested.training.strategy} {caveat}.")
     if rounds_before:
         console.print(f"Going on after round {rounds_before} of {scenario.rounds}.")
-    with FederatedProgress(console, rounds_before, scenario.rounds) as progress:
+    gone = watched_folder(output, "the rounds since are lost: run the same command again")
+    with gone, FederatedProgress(console, rounds_before, scenario.rounds) as progress:
         train_federated(scenario, dealt, folder, resources, progress.round, progress.skip, progress.again)
     tell_results(scenario, folder, console)

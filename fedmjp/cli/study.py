@@ -51,7 +51,7 @@ def positions(
     output: Annotated[Path, output_option("Folder for tables, figures and page.")] = Path("results/positions"),
 ) -> None:
     """Say what the position embeddings of trained models hold (MJP's Tables 6 and 8, Fig. 1, 4, 7 and 8)."""
-    from fedmjp.benchmarks.folder.output import claim_folder
+    from fedmjp.claims import claim_folder
     from fedmjp.evaluation.position_figures import draw_energy, draw_projections, draw_similarities, project_by_umap
     from fedmjp.evaluation.position_report import measure_positions, write_report
     from fedmjp.extras import require

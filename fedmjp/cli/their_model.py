@@ -1,5 +1,6 @@
 """`fedmjp attack --module package:factory --gradient FILE`: a user's own model, and a gradient of it."""
 
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 OUTPUT = Path("results/module")
 REPORT = "attack.json"
+RECOVERED = r"recovered-\d+\.png"
 METRICS = ("psnr", "ssim", "mse")
 
 
@@ -33,7 +35,8 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
     from fedmjp.attacks import ATTACKS
     from fedmjp.attacks.base import showing_pictures
     from fedmjp.attacks.recover import fit_entrance
-    from fedmjp.benchmarks.folder.output import claim_folder, png_of, save_png
+    from fedmjp.benchmarks.folder.pictures import png_of, save_png
+    from fedmjp.claims import claim_folder
     from fedmjp.errors import BadInputError
     from fedmjp.facade import attack
     from fedmjp.gradient_files import read_gradients
@@ -64,7 +67,8 @@ def attack_module(options: Mapping[str, Any], console: "Console") -> None:
     folder = Path(options["output"])
     claim_folder(folder)
     for former in folder.glob("recovered-*.png"):
-        former.unlink()
+        if re.fullmatch(RECOVERED, former.name):
+            former.unlink()
     pictures = {f"recovered-{number}.png": image for number, image in enumerate(reconstruction.images, start=1)}
     for name, image in pictures.items():
         save_png(png_of(image), folder / name)

@@ -47,7 +47,7 @@ def train(
 
     Several GPUs train together where torchrun starts a process for each.
     """
-    from fedmjp.benchmarks.folder.output import claim_folder
+    from fedmjp.claims import claim_folder, watched_folder
     from fedmjp.cli.evaluate import evaluate
     from fedmjp.cli.progress import TrainingProgress
     from fedmjp.extras import require
@@ -79,7 +79,8 @@ def train(
             tell_held_out(pictures, "are trained on", console)
             write_manifest(folder.manifest, "central", processes=group.of, config=config.published())
         group.wait()
-        with TrainingProgress(console, quiet=not group.first) as progress:
+        gone = watched_folder(output, "what it held is lost: run the same command again")
+        with gone, TrainingProgress(console, quiet=not group.first) as progress:
             run(config, pictures, folder, progress.events(), group)
     if not group.first:
         return

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedmjp.claims import claim_folder, is_gone
 from fedmjp.data.datasets import open_dataset
 from fedmjp.data.loading import steps_per_epoch, training_epochs
 from fedmjp.data.pictures import LabelledDataset
 from fedmjp.defences.base import Spent
 from fedmjp.defences.pipeline import Pipeline
-from fedmjp.errors import CheckpointError
+from fedmjp.errors import CheckpointError, OutputGoneError
 from fedmjp.models.build import build
 from fedmjp.training.accuracy import Accuracy, validate
 from fedmjp.training.config import TrainingConfig
@@ -89,6 +90,7 @@ def train(
         DataError: If no picture can be read.
         CheckpointError: If the folder's state is of another configuration, or of other pictures.
         TrainingError: If the loss is no longer finite.
+        OutputGoneError: If the folder went away.
     """
     state = load_state(folder.state, config=config.digest())
     if state is not None and state["pictures"] != pictures.train.digest():
@@ -142,13 +144,23 @@ class _Writer:
         self._history.keep_until(epochs)
 
     def write(self, epoch: int, report: EpochReport, accuracy: Accuracy, trainer: Trainer) -> None:
-        """Record an epoch, counted from 1, and its checkpoint if one is due."""
+        """Record an epoch, counted from 1, and its checkpoint if one is due; at once where the folder went away."""
         config = self._config
+        if is_gone(self._folder.root):
+            claim_folder(self._folder.root)
+            self._keep(epoch, trainer)
+            raise OutputGoneError(
+                f"{self._folder.root} was removed, moved or replaced during the training; the weights after epoch "
+                f"{epoch} were written again, without the history: run the same command again"
+            )
         self._history.append(_row(epoch, report, accuracy, self._pipeline.spent(epoch)))
         if epoch % config.checkpoint_every == 0 or epoch == config.recipe.epochs:
-            about = {"config": config.digest(), "pictures": self._pictures.train.digest(), "epoch": epoch}
-            weights, optimizer = trainer.model.state_dict(), trainer.optimizer.state_dict()
-            save_checkpoint(self._folder, weights, {**about, "model": weights, "optimizer": optimizer})
+            self._keep(epoch, trainer)
+
+    def _keep(self, epoch: int, trainer: Trainer) -> None:
+        about = {"config": self._config.digest(), "pictures": self._pictures.train.digest(), "epoch": epoch}
+        weights, optimizer = trainer.model.state_dict(), trainer.optimizer.state_dict()
+        save_checkpoint(self._folder, weights, {**about, "model": weights, "optimizer": optimizer})
 
     def draw(self) -> None:
         """Draw the curves of all epochs."""

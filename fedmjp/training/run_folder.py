@@ -1,7 +1,6 @@
 """What a training run leaves in its folder, and how it is found again."""
 
 import json
-import shutil
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -9,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from fedmjp.config import Checkpoint, ModelConfig
 from fedmjp.errors import BadInputError, CheckpointError, ConfigError, DataError, OutputError
-from fedmjp.files import read_file
-from fedmjp.wire import EVENTS
+from fedmjp.files import read_file, remove_files
+from fedmjp.wire import EVENTS, RECORD_FILES
 
 if TYPE_CHECKING:
     from fedmjp.scenario import TrainingScenario
     from fedmjp.training.config import TrainingConfig
 
+# What `fedmjp evaluate` writes.
+EVALUATION_FILES = r"evaluation\.(csv|json)|corruptions\.(csv|npz)|(table|robustness)\.md|sweep\.png|manifest\.json"
 LARGEST = 100_000_000  # bytes of a manifest
 
 
@@ -37,12 +38,13 @@ class TrainingFolder:
         self.refused, self.records, self.events = root / "refused.csv", root / "records", root / EVENTS
 
     def clear(self) -> None:
-        """Remove a former run."""
+        """Remove what a former run wrote, by its names, and nothing else."""
         files = (self.manifest, self.history, self.figure, self.weights, self.state, self.classes)
         for path in (*files, self.partition, self.partition_figure, self.refused, self.events):
             path.unlink(missing_ok=True)
-        for folder in (self.tensorboard, self.evaluation, self.records):
-            shutil.rmtree(folder, ignore_errors=True)
+        remove_files(self.tensorboard, r"events\.out\.tfevents\..*")
+        remove_files(self.evaluation, EVALUATION_FILES)
+        remove_files(self.records, rf"manifest\.json|{RECORD_FILES}")
 
     def check_own(self) -> None:
         """Refuse a folder of other results than a training run's, as OutputError."""

@@ -2,15 +2,17 @@
 
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
-from fedmjp.errors import CheckpointError
+from fedmjp.errors import CheckpointError, OutputError
 from fedmjp.files import replacing
 from fedmjp.training.run_folder import TrainingFolder
 
@@ -33,8 +35,11 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
     Args:
         path: File to replace.
         state: Tensors, numbers and text.
+
+    Raises:
+        OutputError: If it cannot be written.
     """
-    with replacing(path) as partial, partial.open("wb") as file:
+    with _written(path), replacing(path) as partial, partial.open("wb") as file:
         torch.save(dict(state), file)
         file.flush()
         os.fsync(file.fileno())
@@ -68,6 +73,22 @@ def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     Args:
         path: File to replace.
         weights: State dict.
+
+    Raises:
+        OutputError: If it cannot be written.
     """
-    with replacing(path) as partial:
+    with _written(path), replacing(path) as partial:
         safetensors.torch.save_file({name: value.cpu().contiguous() for name, value in weights.items()}, partial)
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """Tell in one line that a file cannot be written; on a full disk torch and safetensors raise their own errors."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise OutputError(
+            f"{path} cannot be written ({reason}): the disk may be full; the last whole checkpoint is kept, make room "
+            "and run the same command again"
+        ) from None

@@ -33,7 +33,8 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import v2 as transforms
 
 from fedmjp.arithmetic import computing
-from fedmjp.benchmarks.folder.output import claim_folder, write_json, write_text
+from fedmjp.benchmarks.folder.output import write_json, write_text
+from fedmjp.claims import claim_folder
 from fedmjp.cli.console import tell, wide_console
 from fedmjp.cli.options import MODEL, PICTURES, Device, Fresh, Seed, Settings, examples
 from fedmjp.cli.options import output as output_option

@@ -25,6 +25,7 @@ from fedmjp.benchmarks.report.site import results
 from fedmjp.benchmarks.report.site.catalogue import Method, list_methods
 from fedmjp.benchmarks.report.site.files import copy_picture, copy_text
 from fedmjp.benchmarks.report.site.folders import MARK, find_studies, resolve_address
+from fedmjp.benchmarks.report.site.place import list_files, remove_site, require_replaceable
 from fedmjp.benchmarks.report.site.readme import README
 from fedmjp.benchmarks.report.site.studies import StudyPage, read_and_publish
 from fedmjp.errors import FedmjpError, OutputError
@@ -53,21 +54,21 @@ def write_site(
         OutputError: If there is no study, none can be read, or the place is not ours to write.
     """
     site = site.resolve()
-    if site.exists() and not (site / MARK).is_file() and not (site.is_dir() and not any(site.iterdir())):
-        raise OutputError(f"{site} holds something that is no site of fedmjp's; name another --site")
+    require_replaceable(site)
     folders = find_studies(roots, database)
     partial = site.with_name(f".{site.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+    remove_site(partial)  # of a run that was killed
     try:
         partial.mkdir(parents=True)
-        (partial / MARK).write_text("fedmjp writes this folder and replaces all that is in it.\n", encoding="utf-8")
+        (partial / MARK).touch()
         studies = _read(folders, partial / "studies", pictures=pictures, database=database, tell=tell)
         if not studies:
             raise OutputError(f"none of {len(folders)} studies can be read; {site} is as it was")
         _write_pages(sorted(studies, key=lambda study: -study.pictures), partial)
+        list_files(partial)
         _replace(site, partial)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_site(partial)
     return len(folders) - len(studies)
 
 
@@ -81,7 +82,7 @@ def _read(
         try:
             study = read_and_publish(slug, folder, target / slug, pictures=pictures, database=database)
         except UNREADABLE as error:
-            shutil.rmtree(target / slug)
+            shutil.rmtree(target / slug)  # made above
             reason = str(error) if isinstance(error, FedmjpError) else f"damaged ({type(error).__name__}: {error})"
             tell(f"[{place}/{len(folders)}] {folder} is left out: {' '.join(reason.split())}")
             continue
@@ -214,8 +215,9 @@ def _render_report(study: StudyPage, folder: Path, pages: _Pages) -> Markup:
 def _replace(site: Path, partial: Path) -> None:
     """Put a whole site where the former one is, which stands until then."""
     former = site.with_name(f".{site.name}.former")
-    shutil.rmtree(former, ignore_errors=True)
+    remove_site(former)
+    require_replaceable(site)  # once more: to read the studies took long
     if site.exists():
         site.rename(former)
     partial.rename(site)
-    shutil.rmtree(former, ignore_errors=True)
+    remove_site(former)

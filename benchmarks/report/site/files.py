@@ -6,6 +6,7 @@ from pathlib import Path
 from PIL import Image
 
 from fedmjp.benchmarks.report.site.folders import unique_name
+from fedmjp.benchmarks.report.site.vector import is_still
 
 TEXTS = (".csv", ".json", ".txt")
 PICTURES = (".gif", ".jpeg", ".jpg", ".png", ".svg", ".webp")
@@ -40,12 +41,16 @@ def copy_picture(path: Path, source: Path, target: Path) -> str | None:
         target: Folder of the page.
 
     Returns:
-        Name of the copy; None if the file is no readable picture or lies outside the study's folder.
+        Name of the copy; None if the file is no readable picture, an SVG that runs or loads something, or lies outside
+        the study's folder.
     """
     if path.suffix.lower() not in PICTURES or not _lies_in(path, source):
         return None
+    is_vector = path.suffix.lower() == ".svg"
+    if is_vector and not is_still(path):
+        return None
     name = _name_copy(path, source)
-    if path.suffix != ".svg" and path.stat().st_size > LARGE:
+    if not is_vector and path.stat().st_size > LARGE:
         name += ".webp"
         try:
             with Image.open(path) as picture:

@@ -20,6 +20,7 @@ from fedmjp.benchmarks.report.render import board_in, gallery_in
 from fedmjp.benchmarks.report.site.readme import Readme
 from fedmjp.benchmarks.report.site.results import StrongestAttacks, find_strongest_by_defence
 from fedmjp.errors import OutputError
+from fedmjp.files import find_link
 
 MANIFEST = "manifest.json"
 LARGEST = 1_500_000  # bytes of a page
@@ -57,7 +58,7 @@ class StudyPage:
     @property
     def pictures(self) -> int:
         """Count the pictures of its largest cell."""
-        return max((entry.n for entry in self.board.entries), default=0) if self.board else 0
+        return max((entry.n for entry in self.board.reproduced.entries), default=0) if self.board else 0
 
     @cached_property
     def answer(self) -> StrongestAttacks:
@@ -115,8 +116,10 @@ def read_and_publish(slug: str, folder: Path, target: Path, *, pictures: bool, d
         database: URL of the database with its trials if the folder holds none; may be empty.
 
     Raises:
-        OutputError: If it cannot be read.
+        OutputError: If it cannot be read, or holds a link.
     """
+    if link := find_link(folder):
+        raise OutputError(f"{link} is a link, and a site publishes nothing that one leads to: put a copy in its place")
     readme = Readme.read(folder)
     stated = _read_manifest(folder)
     published = holds_study(folder)
