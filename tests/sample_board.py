@@ -271,6 +271,7 @@ def _standings(entries: Sequence[BoardEntry]) -> list[Standing]:
             Standing(
                 rank=ranks[key[:2]] if ranked else None,
                 strongest=best[key].attack,
+                entry=best[key].id,
                 attacks=sum(bool(one.metrics) for one in groups[key]),
                 adapted=False,
                 **{name: getattr(best[key], name) for name in _SHARED},

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from fedmjp.benchmarks.folder.output import OutputFolder
 from fedmjp.benchmarks.leaderboard.board import board_of
 from fedmjp.benchmarks.leaderboard.entries import Board, entry_id, read_reported
 from fedmjp.benchmarks.leaderboard.pairing import Pairs
@@ -19,7 +20,8 @@ from fedmjp.benchmarks.plan.planning import plan
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.benchmarks.report.tables import Report
 from fedmjp.benchmarks.report.texts import csv_text, markdown_text
-from fedmjp.errors import RecordError, UnknownNameError
+from fedmjp.cli.leaderboard import show
+from fedmjp.errors import OutputError, RecordError, UnknownNameError
 from fedmjp.provenance import _add_source
 from fedmjp.scenario import Scenario
 from fedmjp.settings import Setting
@@ -54,6 +56,26 @@ def test_a_ledger_without_any_trial_gives_a_board():
     found = board_of(ledger, trials.iloc[:0], {})
     assert {each.verdict for each in found.entries} == {"incomplete", "refused", "floor", "bound"}
     assert all(each.rank is None for each in found.standings)
+
+
+def test_ranks_are_shared_where_medians_are_the_same_to_a_tenth_of_a_decibel():
+    levels = {"clip": 25.0, "gaussian": 25.04, "laplace": 25.3, "sign": 26.0}
+    rows = [row for name, level in levels.items() for row in (Row(cell(defence=name), [level] * 8), grey(name))]
+    found = board(*rows, UNDEFENDED, grey("none")).standings
+    assert {each.defence: each.rank for each in found if each.defence in levels} == dict(
+        zip(levels, (1, 1, 3, 4), strict=True)
+    )
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    ledger, _ = ledger_of([UNDEFENDED, grey("none")])
+    ledger.save(tmp_path)
+    store = OutputFolder(tmp_path).store()
+    store.close()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "leaderboard.md").mkdir()
+    with pytest.raises(OutputError, match=r"out cannot be written: Is a directory; name another --output$"):
+        show([tmp_path], formats=["md"], output=tmp_path / "out", pictures=False)
 
 
 def test_json_comes_back_as_it_was_with_numbers_that_are_numbers():

@@ -19,8 +19,9 @@ from fedmjp.benchmarks.campaign.prepare import Prepared, prepare
 from fedmjp.benchmarks.campaign.spec import Campaign
 from fedmjp.benchmarks.federation.simulation import RunFolder
 from fedmjp.benchmarks.folder.output import OutputFolder
-from fedmjp.benchmarks.leaderboard.admission import AdmissionError, admit
+from fedmjp.benchmarks.leaderboard.admission import admit
 from fedmjp.benchmarks.leaderboard.board import board_of
+from fedmjp.benchmarks.leaderboard.consistency import AdmissionError
 from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
 from fedmjp.benchmarks.leaderboard.plausible import impossible_figures
 from fedmjp.benchmarks.plan.experiment import AttackConfig, Experiment
@@ -41,7 +42,7 @@ from fedmjp.threat import ThreatModel
 from tests.boards import ENVIRONMENTS, Row, attack_board, board, cell, ledger_of, near
 from tests.conftest import small_model, small_scenario
 from tests.experiments import record_directly
-from tests.test_admission import changed, submission, write
+from tests.test_admission import changed, consistent, submission, write
 from tests.test_attack_command import attack
 
 METRICS = ["psnr", "mse", *DISCLOSED]
@@ -153,7 +154,10 @@ def board_folder(folder: Path) -> Path:
 
 def test_a_third_party_submits_features_and_labels_beside_a_board_of_pictures(tmp_path: Path) -> None:
     folder = board_folder(tmp_path)
-    admitted = admit(write(folder, json.loads(submitted_text())), folder)
+    admitted = consistent(json.loads(submitted_text()))
+    assert [claim.attack for claim in admit(write(folder, json.loads(submitted_text())), folder).claims] == [
+        "class_token", "labels",
+    ]  # fmt: skip
     assert [(one.reveals, one.verdict) for one in admitted] == [
         ("features", "leaks"), ("labels", "leaks"), ("features", "floor"),
     ]  # fmt: skip

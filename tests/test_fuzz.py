@@ -20,7 +20,7 @@ from PIL import Image
 
 from fedmjp.benchmarks.campaign.file import read_campaign
 from fedmjp.benchmarks.federation.simulation import RunFolder
-from fedmjp.benchmarks.leaderboard.admission import admit, read_submitted
+from fedmjp.benchmarks.leaderboard.admission import SUBMITTED, admit, read_submitted
 from fedmjp.benchmarks.leaderboard.board import board_of
 from fedmjp.benchmarks.plan.experiment import Experiment
 from fedmjp.benchmarks.report.tables import Report
@@ -121,7 +121,7 @@ SUBMISSION = submission()
 @fuzzed
 @given(content=damaged(json.dumps(SUBMISSION).encode()) | changed(SUBMISSION))
 def test_an_entry_is_admitted_or_refused_and_takes_no_other_with_it(board_folder: Path, content: Any) -> None:
-    before = read_submitted(board_folder)
+    before, files = read_submitted(board_folder), set((board_folder / SUBMITTED).iterdir())
     path = board_folder.parent / "entry.json"
     path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     with within(SECONDS):
@@ -132,12 +132,13 @@ def test_an_entry_is_admitted_or_refused_and_takes_no_other_with_it(board_folder
             assert read_submitted(board_folder) == before
             return
         after = read_submitted(board_folder)
-        assert set(admitted) <= set(after) >= set(before)
+        assert [*before.claims, *admitted.claims] == sorted(after.claims, key=[*before.claims, *admitted.claims].index)
         ledger, trials = ledger_of(ROWS)
-        board = board_of(ledger, trials, ENVIRONMENTS, submitted=after)
+        board = board_of(ledger, trials, ENVIRONMENTS, submitted=after.entries, claims=after.claims)
         for text in (write(Report(board)) for write in (csv_text, markdown_text, latex_text)):
             assert text.encode()
-    (board_folder / "submitted" / f"{admitted[0].id}.json").unlink()
+    for admitted_file in set((board_folder / SUBMITTED).iterdir()) - files:
+        admitted_file.unlink()
 
 
 @pytest.fixture(scope="module")

@@ -130,12 +130,16 @@ def entries(printed: str) -> dict[str, dict[str, str]]:
 @pytest.mark.slow
 def test_what_another_package_adds_is_listed_and_run(site: Path, tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(CAMPAIGN)
-    (attacks, defences, *_), errors = play(
+    author = ("--name", "C. Author", "--contact", "c@example.org", "--link", "https://example.org")
+    (attacks, defences, *_, added, _), errors = play(
         site,
         ("list", "attacks", "--json"),
         ("list", "defences", "--json"),
         ("attack", "--attack", "mean_patch", *SMALL, "--limit", "2", "--output", "attacked"),
         ("campaign", "run", "tiny.yaml", "--output", "out", "--device", "cpu"),
+        ("leaderboard", "pack", "out", *author),
+        ("leaderboard", "add", "entry.json", "--to", "out", "--device", "cpu"),
+        ("leaderboard", "out", "--output", "shown"),
         cwd=tmp_path,
     )
     assert entries(attacks)["mean_patch"]["summary"] == "a test of plug-ins"
@@ -146,6 +150,11 @@ def test_what_another_package_adds_is_listed_and_run(site: Path, tmp_path: Path)
     assert set(board.index) == {"none", "halved", "mjp", "mjp + halved"}
     assert board.loc["halved", "psnr_mean"] > 60, "a closed form does not care for the scale"
     assert set(board.drop("none")["twin"]) == {board.loc["none", "id"]}
+    assert "Admitted, recomputed: deit_tiny, halved, patch_embedding, setting a: leaks" in " ".join(added.split())
+    (plug_in,) = json.loads((tmp_path / "entry.json").read_text())["recipe"]["plug_ins"]
+    assert (plug_in["package"], plug_in["version"], plug_in["name"]) == ("third-party", "0.1", "halved")
+    shown = pd.read_csv(tmp_path / "shown" / "leaderboard.csv").query("origin == 'submitted'")
+    assert (set(shown["defence"]), set(shown["check"])) == ({"none", "halved", "mjp", "mjp + halved"}, {"recomputed"})
 
 
 @pytest.mark.slow

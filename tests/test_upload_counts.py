@@ -31,7 +31,12 @@ def board_of(entries: list[BoardEntry]) -> Board:
     )  # fmt: skip
     standings = tuple(
         Standing(
-            rank=1, strongest=each.attack, attacks=1, adapted=True, **{name: getattr(each, name) for name in shared}
+            rank=1,
+            strongest=each.attack,
+            entry=each.id,
+            attacks=1,
+            adapted=True,
+            **{name: getattr(each, name) for name in shared},
         )
         for each in entries
     )

@@ -1,134 +1,216 @@
-"""Third parties' entries: admitted if their figures follow from their data and their verdicts from the rules."""
+"""Third parties' entries beside a board: admitted once, recomputed or as claims, and read again with it."""
 
 import json
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
-import pandas as pd
-
-from fedmjp.benchmarks.folder.output import write_text
+from fedmjp.attacks import ATTACKS
+from fedmjp.benchmarks.folder.output import write_json
 from fedmjp.benchmarks.folder.study import holds_plan, holds_study
-from fedmjp.benchmarks.leaderboard.entries import BoardEntry, Difference, Record, Submission, Submitter, entry_id
-from fedmjp.benchmarks.leaderboard.figures import BoardFigures, judge_entries, marginal_name
-from fedmjp.benchmarks.leaderboard.measures import MEASURES, computable_metric, needed_metrics
-from fedmjp.benchmarks.leaderboard.pairing import Pairs
-from fedmjp.benchmarks.leaderboard.plausible import (
-    ROUNDING,
-    contradictions_with,
-    impossible_figures,
-    impossible_origin,
-    odd_texts,
-)
-from fedmjp.benchmarks.leaderboard.statistics import UploadSample
-from fedmjp.benchmarks.plan.trial_plan import ABOUT, Cell
-from fedmjp.config import ModelConfig
-from fedmjp.defences.pipeline import NONE
-from fedmjp.errors import BadInputError, ConfigError, OutputError, UnknownNameError
+from fedmjp.benchmarks.leaderboard.claims import missing_plug_ins, read_claim, read_claims
+from fedmjp.benchmarks.leaderboard.consistency import AdmissionError, check_consistency
+from fedmjp.benchmarks.leaderboard.entries import BoardEntry, Check, Claim, Submitter
+from fedmjp.benchmarks.leaderboard.figures import judge_entries
+from fedmjp.benchmarks.leaderboard.measures import MEASURES
+from fedmjp.benchmarks.leaderboard.plausible import odd_texts
+from fedmjp.benchmarks.leaderboard.record import Record
+from fedmjp.benchmarks.leaderboard.submissions import Submission, unfit_names
+from fedmjp.benchmarks.plan.trial_plan import ABOUT, IDENTITY
+from fedmjp.config import digest_of
+from fedmjp.errors import BadInputError, ConfigError, OutputError
 from fedmjp.files import read_file
-from fedmjp.metrics import RECOGNISABLE
-from fedmjp.settings import Picture
 
 SUBMITTED = "submitted"
 LARGEST = 20_000_000  # bytes of a submission
-MONTE_CARLO = 0.2  # standard errors of the mean by which two bootstrap intervals may differ
+NAMED = 16  # digits of the digest in a file's name
+UNCHECKED = "it was admitted by a version of fedmjp that recomputed nothing: add the submission again"
 
 
-class AdmissionError(BadInputError):
-    """Entries that the rules do not admit. Remedy: mend what the message names."""
+class Recomputation(Record):
+    """What a board computed again of a submission: entries as the board's own trials give them, and why no more.
+
+    Attributes:
+        reason: Why nothing was computed; empty where something was.
+        draw: Random digits of the board, which choose the pictures together with the submission's digest.
+        entries: The recomputed cells, with figures of the recomputed pictures alone.
+    """
+
+    reason: str = ""
+    draw: str = ""
+    entries: tuple[BoardEntry, ...] = ()
 
 
-class _Admitted(Record):
-    """A submission as it lies in a board's folder; ``sha256`` digests it."""
+class Recompute(Protocol):
+    """Anything that runs trials of a submission again, as ``fedmjp.benchmarks.running.recompute`` does."""
 
-    sha256: str
-    submission: Submission
+    def __call__(self, submission: Submission, digest: str) -> Recomputation:
+        """Run a sample of the submission's trials again, and raise AdmissionError where its figures are others."""
 
 
-def admit(entry_file: Path, board_folder: Path) -> tuple[BoardEntry, ...]:
-    """Check a file that holds a ``Submission`` and put it beside a board, with all figures as computed here.
+class Submitted(NamedTuple):
+    """What third parties add to a board: entries that it recomputed, and claims."""
+
+    entries: tuple[BoardEntry, ...] = ()
+    claims: tuple[Claim, ...] = ()
+
+
+def admit(entry_file: Path, board_folder: Path, recompute: Recompute | None = None) -> Submitted:
+    """Check a file that holds a ``Submission``, run a sample of it again, and put it beside a board.
 
     Args:
         entry_file: The submission, as JSON.
         board_folder: A folder of results.
+        recompute: Runs trials again; without it all entries are claims.
 
     Returns:
-        The admitted entries.
+        The entries as recomputed, and what remains a claim.
 
     Raises:
-        ConfigError: If the file is not of that form.
-        AdmissionError: If figures do not follow from the scores per picture, a verdict not from the rules, the
-            manifest is not complete, or the entry is there already.
+        ConfigError: If the file is not of that form, or names hold characters that no name needs.
+        AdmissionError: If figures do not follow from the scores per picture, a verdict not from the rules, recomputed
+            scores are others, the manifest is not complete, or the entry is there already.
         OutputError: If the folder holds no board or cannot be written.
     """
     published = holds_study(board_folder) and holds_plan(board_folder)
     if not published and not (board_folder / ABOUT).is_file():
         raise OutputError(f"{board_folder} holds no results to add an entry to; name the folder of a campaign")
-    submission = _checked(_parsed(entry_file))
-    _refuse_duplicates(submission, board_folder)
-    first = submission.entries[0]
-    admitted = _Admitted(sha256=submission.digest(), submission=submission)
+    content = _parsed(entry_file)
+    missing = missing_plug_ins(content)
+    # An attack is a label; without its defences and server an entry cannot be read.
+    readable = all(plug_in.kind == ATTACKS.kind for plug_in in missing)
+    submission = _read(entry_file, content) if readable else None
+    if submission is not None:
+        submission = check_consistency(submission)
+        content = submission.model_dump(mode="json")
+    submitter = submission.submitter if submission else _submitter(entry_file, content)
+    _refuse_duplicates(content, submitter, board_folder)
+    if missing or submission is None or recompute is None:
+        outcome = Recomputation(reason=str(missing[0]) if missing else "nothing was run again")
+    else:
+        outcome = recompute(submission, digest_of(content))
+    result = _submitted(content, submitter, outcome)
+    recomputation = outcome.model_dump(mode="json")
+    sha256 = digest_of([content, recomputation])
     try:
         (board_folder / SUBMITTED).mkdir(exist_ok=True)
-        write_text(board_folder / SUBMITTED / f"{first.id}.json", admitted.model_dump_json(indent=2) + "\n")
+        write_json(
+            board_folder / SUBMITTED / f"{sha256[:NAMED]}.json",
+            {"sha256": sha256, "submission": content, "recomputation": recomputation},
+        )
     except OSError as error:
         raise OutputError(f"{board_folder / SUBMITTED} cannot be written: {error.strerror or error}") from None
-    return submission.entries
+    return result
 
 
-def _refuse_duplicates(submission: Submission, board_folder: Path) -> None:
-    """Refuse an entry that its submitter already has on the board, under whatever campaign."""
-    present = [entry for entry in read_submitted(board_folder) if _is_of(submission.submitter, entry.submitter)]
-    former_entries = {_measured(entry): entry for entry in present}
-    for entry in submission.entries:
-        former = former_entries.get(_measured(entry))
-        if former is not None:
-            raise AdmissionError(
-                f"{_named(entry)} is there already, as entry {former.id} of {submission.submitter.name}: to replace "
-                f"it, remove its file from {board_folder / SUBMITTED}; to add to it, put all entries into one file"
-            )
-    if (board_folder / SUBMITTED / f"{submission.entries[0].id}.json").exists():
-        raise AdmissionError(f"{submission.entries[0].id}.json in {board_folder / SUBMITTED} is damaged: remove it")
-
-
-def _measured(entry: BoardEntry) -> str:
-    """Identify an entry by its cell and pictures, in whichever campaign."""
-    return entry_id(entry.cell, "", entry.provenance.pictures_sha256, "submitted")
-
-
-def _is_of(submitter: Submitter, candidate: Submitter | None) -> bool:
-    return candidate is not None and any(
-        " ".join(getattr(submitter, name).casefold().split()) == " ".join(getattr(candidate, name).casefold().split())
-        for name in ("name", "contact")
-    )
-
-
-def read_submitted(board_folder: Path, *, tell: Callable[[str], object] = warnings.warn) -> tuple[BoardEntry, ...]:
-    """Read the entries that were admitted to a board, and check them again.
+def read_submitted(board_folder: Path, *, tell: Callable[[str], object] = warnings.warn) -> Submitted:
+    """Read what was admitted to a board.
 
     Args:
         board_folder: A folder of results.
         tell: Gets a line for each file that was changed or damaged since, and is left out.
     """
     entries: list[BoardEntry] = []
-    for path in _files(board_folder):
+    claims: list[Claim] = []
+    for path, content, outcome in _admitted(board_folder, tell):
         try:
-            admitted = _Admitted.read(read_file(path, 2 * LARGEST))  # indented
-            submission = admitted.submission
-            if admitted.sha256 != submission.digest() or path.stem != submission.entries[0].id:
-                raise AdmissionError("it was changed after it had been admitted")
-            entries += _checked(submission).entries
-        except (OSError, BadInputError) as error:
+            submitted = _submitted(content, _submitter(path, content), outcome)
+        except BadInputError as error:
             tell(f"{path} is left out: {error}; add the submission again")
-    return tuple(entries)
+            continue
+        entries += submitted.entries
+        claims += submitted.claims
+    return Submitted(tuple(entries), tuple(claims))
 
 
-def _files(board_folder: Path) -> list[Path]:
-    return sorted((board_folder / SUBMITTED).glob("*.json"))
+def _admitted(
+    board_folder: Path, tell: Callable[[str], object]
+) -> Iterator[tuple[Path, dict[str, Any], Recomputation]]:
+    """Yield each admitted file with its submission and what was recomputed; files of former versions hold neither."""
+    for path in sorted((board_folder / SUBMITTED).glob("*.json")):
+        try:
+            values = json.loads(read_file(path, 2 * LARGEST))  # indented
+            content, recomputation = values["submission"], values.get("recomputation")
+            signed = content if recomputation is None else [content, recomputation]
+            names = {values["sha256"][:NAMED], content["entries"][0]["id"] if recomputation is None else ""}
+            if values["sha256"] != digest_of(signed) or path.stem not in names:
+                raise AdmissionError("it was changed after it had been admitted")
+            yield path, content, _outcome(content, recomputation)
+        except (OSError, BadInputError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            tell(f"{path} is left out: {error}; add the submission again")
 
 
-def _parsed(path: Path) -> Submission:
+def _outcome(content: Mapping[str, Any], recomputation: Any) -> Recomputation:
+    if recomputation is None:
+        return Recomputation(reason=UNCHECKED)
+    missing = missing_plug_ins(content)
+    return Recomputation(reason=str(missing[0])) if missing else Recomputation.read(json.dumps(recomputation))
+
+
+def _submitted(content: Mapping[str, Any], submitter: Submitter, outcome: Recomputation) -> Submitted:
+    """Judge recomputed entries, and make claims of the attacks that were not recomputed in full."""
+    recomputed = {_measured(entry.model_dump(mode="json"), ""): entry for entry in outcome.entries}
+    if not recomputed:
+        return Submitted((), read_claims(content, submitter, outcome.reason))
+    claims = []
+    for stated in content["entries"]:
+        entry = recomputed.get(_measured(stated, ""))
+        if stated["role"] == "attack" and (entry is None or entry.check != "recomputed"):
+            check: Check = "claimed" if entry is None else "recomputed in part"
+            claims.append(read_claim(stated, submitter, check, _explain(stated, entry)))
+    return Submitted(tuple(judge_entries(outcome.entries)), tuple(claims))
+
+
+def _explain(stated: Mapping[str, Any], entry: BoardEntry | None) -> str:
+    if entry is None:
+        return "its recipe holds no such cell"
+    pictures = len(stated["scores"].get(MEASURES[entry.reveals].leakage, {})) + len(stated["flat"] or ())
+    return f"{entry.n + len(entry.flat or ())} of {pictures} pictures recomputed: an entry of its own"
+
+
+def _refuse_duplicates(content: Mapping[str, Any], submitter: Submitter, board_folder: Path) -> None:
+    """Refuse an entry that its submitter already has on the board, under whatever campaign."""
+    former: dict[str, tuple[Path, str]] = {}
+    for path, admitted, _ in _admitted(board_folder, lambda _: None):
+        author = _submitter(path, admitted)
+        if _is_of(submitter, author):
+            former |= {_measured(entry): (path, author.name) for entry in admitted["entries"]}
+    for entry in content["entries"]:
+        if _measured(entry) in former:
+            path, author_name = former[_measured(entry)]
+            raise AdmissionError(
+                f"{entry['model']}, {entry['defence']}, {entry['attack']}, setting {entry['setting']} is there "
+                f"already, as entry {path.stem} of {author_name}: to replace it, remove {path}; to add to it, put all "
+                "entries into one file"
+            )
+
+
+def _measured(entry: Mapping[str, Any], pictures_sha256: str | None = None) -> str:
+    """Identify an entry by its cell and pictures, in whichever campaign."""
+    try:
+        pictures = entry["provenance"]["pictures_sha256"] if pictures_sha256 is None else pictures_sha256
+        cell = {name: entry[name] for name in IDENTITY if name != "reveals"}
+    except (LookupError, TypeError) as error:
+        raise ConfigError(f"an entry is of another form ({type(error).__name__}: {error})") from None
+    return digest_of([cell, entry.get("reveals", "pictures"), pictures])
+
+
+def _is_of(submitter: Submitter, candidate: Submitter) -> bool:
+    return any(
+        " ".join(getattr(submitter, name).casefold().split()) == " ".join(getattr(candidate, name).casefold().split())
+        for name in ("name", "contact")
+    )
+
+
+def _submitter(path: Path, content: Mapping[str, Any]) -> Submitter:
+    try:
+        return Submitter.read(json.dumps(content.get("submitter")))
+    except ConfigError as error:
+        raise ConfigError(f"{path}, submitter: {error}") from None
+
+
+def _parsed(path: Path) -> Any:
     try:
         content = json.loads(read_file(path, LARGEST))
     except OSError as error:
@@ -137,6 +219,12 @@ def _parsed(path: Path) -> Submission:
         raise ConfigError(f"{path} is not JSON: {error}") from None
     for fault in odd_texts(content):
         raise ConfigError(f"{path}: {fault}; shorten or remove it")
+    for fault in unfit_names(content):
+        raise ConfigError(f"{path}, {fault}")
+    return content
+
+
+def _read(path: Path, content: Any) -> Submission:
     entries = content.get("entries") if isinstance(content, dict) else None
     for number, values in enumerate(entries if isinstance(entries, list) else [], start=1):
         try:
@@ -147,223 +235,3 @@ def _parsed(path: Path) -> Submission:
         return Submission.read(json.dumps(content))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-
-
-def _checked(submission: Submission) -> Submission:
-    """Return the submission with every figure, id and verdict as computed here; refuse it if they differ."""
-    claimed = {entry.cell: entry for entry in submission.entries}
-    if len(claimed) < len(submission.entries):
-        raise AdmissionError("two entries are of the same cell; merge or remove one")
-    flat = {(entry.provenance.pictures_sha256, name) for entry in submission.entries for name in entry.flat or ()}
-    for entry in submission.entries:
-        _refuse(entry, _contradictions(entry))
-        _refuse(entry, _flat_ones(entry, flat))
-        _refuse(entry, impossible_figures(entry))
-        _refuse(entry, impossible_origin(entry))
-    figures = BoardFigures(
-        ids={cell: _id(cell, entry, submission.submitter.name) for cell, entry in claimed.items()},
-        pictures={cell: _scores(entry) for cell, entry in claimed.items()},
-        worst={cell: {name: figure.worst for name, figure in entry.metrics.items()} for cell, entry in claimed.items()},
-        together={cell: entry.together for cell, entry in claimed.items()},
-        recognisable_at=RECOGNISABLE,
-    )
-    computed = []
-    for cell, entry in claimed.items():
-        derived = figures.of(cell) | {"origin": "submitted", "submitter": submission.submitter}
-        computed_entry = entry.model_copy(update=derived)
-        _refuse(entry, _differences(entry, computed_entry, figures.samples[cell]))
-        computed.append(computed_entry)
-        _refuse(entry, _against_references(cell, claimed, figures.pairs))
-    entries = judge_entries(computed)
-    for claimed_entry, computed_entry in zip(submission.entries, entries, strict=True):
-        if claimed_entry.verdict != computed_entry.verdict:
-            raise AdmissionError(
-                f"{_named(claimed_entry)} claims {claimed_entry.verdict!r}, but the rules say "
-                f"{computed_entry.verdict!r}: {computed_entry.reason}"
-            )
-    return submission.model_copy(update={"entries": tuple(entries)})
-
-
-def _scores(entry: BoardEntry) -> pd.DataFrame:
-    """Tabulate scores, a row per picture; needed columns exist even where no picture counts."""
-    names = dict.fromkeys([*entry.scores, *needed_metrics(entry.reveals)])
-    return pd.DataFrame(entry.scores, columns=list(names), dtype=float)
-
-
-def _flat_ones(entry: BoardEntry, flat: Set[tuple[str, str]]) -> Iterator[str]:
-    """Yield pictures that count in this entry, but are flat in another of the same pictures, or in itself."""
-    measure = MEASURES[entry.reveals]
-    for name in entry.scores.get(measure.leakage, {}) if measure.colour_tells else ():
-        if (entry.provenance.pictures_sha256, name) in flat:
-            yield f"{name} counts, but is flat in another entry or in this one"
-
-
-def _against_references(cell: Cell, claimed: Mapping[Cell, BoardEntry], pairs: Pairs) -> Iterator[str]:
-    """Yield what an entry contradicts in its references."""
-    for reference in (pairs.floor(cell), pairs.twin(cell), *pairs.without_each(cell).values()):
-        if reference is not None:
-            yield from contradictions_with(claimed[cell], claimed[reference])
-
-
-def _refuse(entry: BoardEntry, reasons: Iterable[str]) -> None:
-    for reason in reasons:
-        raise AdmissionError(f"{_named(entry)}: {reason}")
-
-
-def _id(cell: Cell, entry: BoardEntry, submitter: str) -> str:
-    provenance = entry.provenance
-    return entry_id(cell, f"{submitter} {provenance.campaign}", provenance.pictures_sha256, "submitted")
-
-
-def _contradictions(entry: BoardEntry) -> Iterator[str]:
-    """Yield what an entry says against itself or against known facts, without computing anything."""
-    if entry.verdict == "refused":
-        yield "an attack that was not run has nothing to show; leave the entry out"
-    provenance = entry.provenance
-    required = ("campaign", "config_sha256", "data", "pictures_sha256", "weights_sha256", "seeds", "environments")
-    missing = [name for name in required if not getattr(provenance, name)]
-    if missing or not all(provenance.environments):
-        yield f"its provenance lacks {', '.join(missing or ['an environment'])}"
-    yield from _of_defences(entry)
-    yield from _of_attack(entry)
-    yield from _of_scores(entry)
-    yield from _of_uploads(entry)
-
-
-def _of_scores(entry: BoardEntry) -> Iterator[str]:
-    """Yield metrics that are not of the same pictures, and lacking metrics that verdicts follow from."""
-    measure, flat, seeds = MEASURES[entry.reveals], entry.flat or {}, entry.provenance.seeds
-    for name in {**entry.scores, **entry.metrics}:
-        if not computable_metric(name, entry.reveals):
-            yield f"{name} says nothing of an attack that reveals {entry.reveals}; leave it out"
-        if not entry.scores.get(name) or name not in entry.metrics:
-            yield f"{name} has no {'statistics' if entry.scores.get(name) else 'scores per picture'}"
-    pictures = entry.scores.get(measure.leakage, {})
-    if lacking := sorted(needed_metrics(entry.reveals) - entry.scores.keys() if entry.n else ()):
-        yield f"it reveals {entry.reveals}, and has no scores per picture of {', '.join(lacking)}"
-    for name, values in entry.scores.items():
-        if values.keys() != pictures.keys():
-            counts = f"{len(values)} and {len(pictures)} have scores"
-            yield f"{name} is not of the same pictures as {measure.leakage}: {counts}"
-    if flat and not measure.colour_tells:
-        yield f"it names flat pictures, which count as others where {entry.reveals} are revealed; leave flat out"
-    scored = entry.n + len(flat)
-    if entry.n != len(pictures) or not scored <= entry.trials <= scored * len(seeds):
-        yield (
-            f"n = {entry.n} and trials = {entry.trials} do not fit {len(pictures)} pictures with scores, "
-            f"{len(flat)} flat ones and {len(seeds)} seeds"
-        )
-
-
-def _of_uploads(entry: BoardEntry) -> Iterator[str]:
-    """Yield contradictions about which pictures were behind which upload.
-
-    The threat model gives the number of pictures per upload; ``together`` says which came in one.
-    """
-    upload_numbers, behind = entry.together, entry.threat.isolated.pictures
-    if upload_numbers and upload_numbers.keys() != entry.scores.get(MEASURES[entry.reveals].leakage, {}).keys():
-        yield "together is not of the pictures with scores: name each of them, and no others"
-    planned = entry.trials + entry.failures + entry.missing
-    if entry.uploads * behind > planned:
-        yield (
-            f"{behind} pictures are behind each upload, so that {planned} trials are of {planned // behind} uploads at "
-            f"most, not of {entry.uploads}: say in together, by picture, the number of the upload that it was behind"
-        )
-    scored_once = entry.trials == entry.n + len(entry.flat or ())
-    largest = max(Counter(upload_numbers.values()).values(), default=0)
-    if scored_once and largest > entry.threat.pictures:
-        yield f"together names {largest} pictures of one upload, which is of {entry.threat.pictures}"
-
-
-def _of_defences(entry: BoardEntry) -> Iterator[str]:
-    """Yield contradictions between the defences by which cells are paired and those that are shown."""
-    pipeline = entry.pipeline
-    upload_defences = pipeline.of_stage("examples", "update", "aggregate").configs
-    if entry.threat.defences != upload_defences:
-        claimed, actual = (
-            " + ".join(config.text for config in configs) or NONE
-            for configs in (entry.threat.defences, upload_defences)
-        )
-        yield f"its threat model names {claimed} on the uploads, but its defences make {actual}"
-    if pipeline.shuffles is not (entry.setting.gradient_of is Picture.SHUFFLED):
-        shuffling = "shuffle" if pipeline.shuffles else "do not shuffle"
-        yield f"its defences {shuffling} the picture, which is not setting {entry.setting}"
-    if entry.mask_ratio != pipeline.mask_ratio:
-        yield f"its mask ratio is {entry.mask_ratio:g}, but that of its defences {pipeline.mask_ratio:g}"
-
-
-def _of_attack(entry: BoardEntry) -> Iterator[str]:
-    """Yield claims about an attack that differ from its registration; references must be registered."""
-    from fedmjp.benchmarks.plan.experiment import AttackConfig  # noqa: PLC0415 (it brings torch)
-    from fedmjp.models.build import blueprint  # noqa: PLC0415
-
-    unseen = "so that nobody can see whether {} takes the defence into account; set adapted to false"
-    try:
-        config = AttackConfig.of_label(entry.attack)
-    except UnknownNameError:
-        if entry.role != "attack":
-            yield f"{entry.attack!r} is no {entry.role} that is known here"
-        elif entry.adapted:
-            yield f"{entry.attack!r} is not known here, {unseen.format('it')}"
-        return
-    attack = config.build()
-    for verb, registered, claimed in (
-        ("has the role", attack.role, entry.role),
-        ("reveals", attack.reveals, entry.reveals),
-    ):
-        if registered != claimed:
-            yield f"{entry.attack} {verb} {registered}, not {claimed}"
-    if not entry.adapted:
-        return
-    pipeline = entry.pipeline
-    try:
-        knows = bool(entry.defences) and config.adapted(
-            pipeline, blueprint(pipeline.change_model(ModelConfig(name=entry.model))), entry.threat, entry.setting
-        )
-    except UnknownNameError:
-        yield f"the model {entry.model!r} is not known here, {unseen.format(entry.attack)}"
-    else:
-        if not knows:
-            yield f"{entry.attack} does not take the defence {entry.defence} into account"
-
-
-def _differences(
-    submission_entry: BoardEntry, computed_entry: BoardEntry, samples: Mapping[str, UploadSample]
-) -> Iterator[str]:
-    """Yield claimed figures that do not follow from the scores per picture."""
-    spreads = {name: float(sample.means.std() / len(sample.means) ** 0.5) for name, sample in samples.items()}
-    claims, figures = _figures(submission_entry), _figures(computed_entry)
-    if submission_entry.exact is None:
-        del figures["exact"]  # may be left out, because it follows
-    for name in {**claims, **figures}:
-        claim, figure = claims.get(name), figures.get(name)
-        if figure is None and claim is not None:
-            lacking = "the entry to compare with" if isinstance(claim, Difference) else "scores that it follows from"
-            yield f"{name.replace('_', ' ')} is given, but not {lacking}"
-        for field, value in (figure.model_dump() if figure else {}).items():
-            claimed = getattr(claim, field, None)
-            tolerance = ROUNDING + (MONTE_CARLO * spreads.get(name, 0.0) if field in ("low", "high") else 0)
-            if (value is None) != (claimed is None) or (value is not None and abs(value - claimed) > tolerance):
-                yield _off(f"{name} {field}", claimed, value)
-    if submission_entry.exposed != computed_entry.exposed:
-        yield _off("exposed", submission_entry.exposed, computed_entry.exposed)
-
-
-def _figures(entry: BoardEntry) -> dict[str, Record | None]:
-    """Map figures by the names that messages and samples use."""
-    return {
-        **entry.metrics,
-        "exact": entry.exact,
-        "recognisable": entry.recognisable,
-        "over_floor": entry.over_floor,
-        "over_twin": entry.over_twin,
-        **{marginal_name(marginal.defence): marginal.difference for marginal in entry.marginal},
-    }
-
-
-def _off(name: str, claimed: object, computed: object) -> str:
-    return f"{name} is {claimed}, but its scores per picture give {computed}"
-
-
-def _named(entry: BoardEntry) -> str:
-    return f"{entry.model}, {entry.defence}, {entry.attack}, setting {entry.setting}"

@@ -11,7 +11,15 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from fedmjp.benchmarks.folder.trials import START_OVER
-from fedmjp.benchmarks.leaderboard.entries import FLAT, BoardEntry, Cost, Provenance, Utility, entry_id
+from fedmjp.benchmarks.leaderboard.entries import (
+    FLAT,
+    BoardEntry,
+    Cost,
+    Provenance,
+    Submitter,
+    Utility,
+    entry_id_of,
+)
 from fedmjp.benchmarks.leaderboard.figures import BoardFigures, judge_entries
 from fedmjp.benchmarks.leaderboard.measures import MEASURES
 from fedmjp.benchmarks.plan.trial_plan import Cell, TrialPlan
@@ -26,13 +34,16 @@ TAKEN = (
 Environments = Mapping[str, dict[str, Any]]
 
 
-def build_entries(plan: TrialPlan, trials: pd.DataFrame, environments: Environments) -> list[BoardEntry]:
+def build_entries(
+    plan: TrialPlan, trials: pd.DataFrame, environments: Environments, submitter: Submitter | None = None
+) -> list[BoardEntry]:
     """Build one judged entry per cell, in the order of the plan.
 
     Args:
         plan: The plan of the cells.
         trials: The store's trials, as ``Store.frame`` gives them.
         environments: Environments of the trials, by digest.
+        submitter: Who submitted the cells; None for those of the board itself.
     """
     about, planned = plan.about, {cell: cell for cell in plan.cells}
     places = {cell: place for place, cell in enumerate(planned)}
@@ -55,12 +66,10 @@ def build_entries(plan: TrialPlan, trials: pd.DataFrame, environments: Environme
     extremes = scores.groupby(rows["cell"]).agg(most_revealing).reindex(range(len(places)))
     worst: dict[Any, dict[Any, float]] = extremes.to_dict("index")
     pictures = _by_place(means.droplevel(0), means.index.get_level_values(0), places)
+    origin = {"origin": "submitted" if submitter else "reproduced", "submitter": submitter}
     provenances = {cell: _provenance(cell_rows[cell], about, environments) for cell in places}
     figures = BoardFigures(
-        ids={
-            cell: entry_id(cell, about["name"], provenance.pictures_sha256, "reproduced")
-            for cell, provenance in provenances.items()
-        },
+        ids={cell: entry_id_of(cell, provenance, submitter) for cell, provenance in provenances.items()},
         pictures=pictures,
         worst={cell: worst[place] for cell, place in places.items()},
         together={cell: _together(cell_rows[cell], counted.index) for cell, counted in pictures.items()},
@@ -70,7 +79,7 @@ def build_entries(plan: TrialPlan, trials: pd.DataFrame, environments: Environme
         _entry(
             planned[cell],
             cell_rows[cell],
-            figures.of(cell) | {"flat": flat.get(places[cell], {})},
+            figures.of(cell) | {"flat": flat.get(places[cell], {})} | origin,
             _utility(cell, about["utility"]),
             provenances[cell],
         )

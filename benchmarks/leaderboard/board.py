@@ -8,7 +8,7 @@ from typing import Any, Final
 import pandas as pd
 
 from fedmjp.benchmarks.leaderboard.assembly import build_entries, summarise_times
-from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, ReportedRow
+from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry, Claim, ReportedRow
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.leaderboard.notes import collect_notes
 from fedmjp.benchmarks.leaderboard.standings import rank_models
@@ -24,6 +24,7 @@ def board_of(
     *,
     reported: Sequence[ReportedRow] = (),
     submitted: Sequence[BoardEntry] = (),
+    claims: Sequence[Claim] = (),
 ) -> Board:
     """Build the leaderboard of a folder of results: every planned cell gets an entry, even without any trial.
 
@@ -32,7 +33,8 @@ def board_of(
         trials: The store's trials, as ``Store.frame`` gives them.
         environments: Environments of the trials, by digest, as ``Store.environments`` gives them.
         reported: Rows of papers to stand beside it.
-        submitted: Entries by third parties to stand behind ours.
+        submitted: Recomputed entries by third parties to stand behind ours.
+        claims: Claims of third parties to stand apart.
 
     Raises:
         RecordError: If a finished trial has no leakage, or a score that is no finite number.
@@ -45,6 +47,7 @@ def board_of(
         ),
         entries=entries,
         standings=tuple(rank_models(entries)),
+        claims=tuple(claims),
         reported=tuple(reported),
         notes=tuple(collect_notes(entries, plan.about, reported)),
         about=json.loads(json.dumps(_manifest(plan, trials, environments))),  # as it will be read again

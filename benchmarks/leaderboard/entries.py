@@ -2,28 +2,24 @@
 
 import hashlib
 import json
-import textwrap
 from collections.abc import Iterable
 from functools import cached_property
 from importlib import resources
-from typing import Any, Final, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
+from fedmjp.benchmarks.leaderboard.record import SCHEMA_VERSION, Record
 from fedmjp.benchmarks.plan.trial_plan import IDENTITY, Cell
-from fedmjp.config import Config
 from fedmjp.defences.pipeline import Defences, Pipeline, pipeline_of
-from fedmjp.errors import ConfigError, UnknownNameError
+from fedmjp.errors import UnknownNameError
 from fedmjp.metrics import RECOGNISABLE
 from fedmjp.settings import Protocol, Reveals, Role, Setting
 from fedmjp.threat import ThreatModel
 
-SCHEMA_VERSION: Final = 4
 # For pictures; ``fedmjp.benchmarks.leaderboard.measures`` has the metrics of all else that can be revealed.
 LEAKAGE = "psnr"  # in dB against the private picture, higher reveals more; other metrics stand beside it
 FLAT = 25.0  # dB that a picture's own mean colour scores, from which on recovering it says nothing of an attack
-
-SHOWN = 3  # errors of a file that is read
 
 # fedmjp.benchmarks.report.legend explains each. None of them says "private": no experiment can.
 Verdict = Literal[
@@ -31,51 +27,7 @@ Verdict = Literal[
     "floor", "bound",
 ]  # fmt: skip
 Origin = Literal["reproduced", "submitted"]  # here, or by a third party: never mixed, nor with what papers report
-
-
-class Record(Config):
-    """Base of the leaderboard's records: numbers are numbers."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    @classmethod
-    def read(cls, text: str | bytes) -> Self:
-        """Validate JSON strictly: a number in quotes is refused.
-
-        Args:
-            text: The JSON of one record.
-
-        Raises:
-            ConfigError: On unknown or missing keys, wrong types, values out of range; in one line.
-        """
-        try:
-            return cls.model_validate_json(text, strict=True)
-        except ValidationError as error:
-            details = error.errors(include_url=False)
-            # Further faults concern another version's form.
-            details = [detail for detail in details if detail["loc"][-1:] == ("schema_version",)] or details
-            more = f"; and {len(details) - SHOWN} more" if len(details) > SHOWN else ""
-            raise ConfigError("; ".join(cls._explain(dict(detail)) for detail in details[:SHOWN]) + more) from None
-
-    @classmethod
-    def _explain(cls, detail: dict[str, Any]) -> str:
-        if detail["type"] == "missing":
-            return f"key {'.'.join(map(str, detail['loc']))!r} is missing"
-        if detail["loc"][-1:] == ("schema_version",):
-            return (
-                f"schema_version is {_Short(repr(detail['input']))}, this version reads {SCHEMA_VERSION}: take the "
-                "entries anew from the leaderboard.json that `fedmjp leaderboard DIR` writes of the trials"
-            )
-        return super()._explain(detail | {"input": _Short(repr(detail["input"]))})
-
-
-class _Short(str):
-    """A value as it stands in a message: cut where it is long."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return textwrap.shorten(self, 60)
+Check = Literal["recomputed", "recomputed in part", "claimed"]  # what a board did about a submitted entry
 
 
 class Statistics(Record):
@@ -169,6 +121,7 @@ class BoardEntry(Record):
 
     Fields of ``Cell`` mean the same here; ``defence`` is the label of ``defences``.
 
+    - ``check`` says of a submitted entry whether its figures were computed again here; those of a board always were.
     - ``n`` counts pictures with a score, ``trials`` and ``failures`` are finished and failed ones, ``missing`` those
       not run yet.
     - ``scores`` holds each metric's value per picture, the mean over its seeds: ``metrics`` and all other figures
@@ -189,6 +142,7 @@ class BoardEntry(Record):
     schema_version: Literal[4] = SCHEMA_VERSION
     origin: Origin = "reproduced"
     submitter: Submitter | None = None
+    check: Check | None = None
     id: str
     model: str
     weights: str
@@ -274,19 +228,48 @@ def entry_id(cell: Cell, campaign: str, pictures_sha256: str, origin: Origin) ->
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class Submission(Record):
-    """A file of entries by a third party: cells, and the floors and twins that they are held against."""
+def entry_id_of(cell: Cell, provenance: Provenance, submitter: Submitter | None) -> str:
+    """Derive the id of an entry: those of third parties differ from ours and from each other.
 
-    schema_version: Literal[4] = SCHEMA_VERSION
+    Args:
+        cell: The cell.
+        provenance: Names the campaign and the pictures.
+        submitter: Who submitted it; None for an entry that was measured here.
+    """
+    if submitter is None:
+        return entry_id(cell, provenance.campaign, provenance.pictures_sha256, "reproduced")
+    return entry_id(cell, f"{submitter.name} {provenance.campaign}", provenance.pictures_sha256, "submitted")
+
+
+class Claim(Record):
+    """A submitted entry's own figures, which the board did not compute again, or not all of them.
+
+    They have no verdict and no rank. ``exact`` counts the pictures recovered exactly of ``n``, ``middle`` is the median
+    PSNR in dB or the mean share of the leakage; None without a score. ``reason`` says why the board did not compute
+    more, or what it computed.
+    """
+
     submitter: Submitter
-    entries: tuple[BoardEntry, ...] = Field(min_length=1)
+    check: Check
+    reason: str
+    model: str
+    defence: str
+    attack: str
+    setting: Setting
+    server: str
+    reveals: Reveals
+    n: int = Field(ge=0)
+    exact: int = Field(ge=0)
+    middle: float | None
 
 
 class Standing(Record):
     """A model with its defences before one server and in one setting, judged by the strongest attack of a kind.
 
-    ``rank`` 1 leaks least; none where the verdict forbids ranking (inconclusive, incomplete, refused), and for what a
-    third party submitted. ``attacks`` counts those that ran; ``adapted``: one of them takes the defence into account.
+    ``rank`` 1 leaks least; none where the verdict forbids ranking (inconclusive, incomplete, refused), and for a third
+    party's, unless it was recomputed on all pictures of the board. ``strongest`` is the attack that decided and
+    ``entry`` the id of its cell; ``attacks`` counts those that ran; ``adapted``: one of them takes the defence into
+    account.
     """
 
     rank: int | None
@@ -301,6 +284,7 @@ class Standing(Record):
     defence: str
     mask_ratio: float
     strongest: str
+    entry: str
     attacks: int
     adapted: bool
     verdict: Verdict
@@ -361,9 +345,21 @@ class Board(Record):
     metrics: tuple[str, ...]
     entries: tuple[BoardEntry, ...]
     standings: tuple[Standing, ...]
+    claims: tuple[Claim, ...] = ()
     reported: tuple[ReportedRow, ...]
     notes: tuple[str, ...]
     about: dict[str, Any]
+
+    @property
+    def reproduced(self) -> "Board":
+        """Return the part of the board that was measured here, without any third party's entries."""
+        return self.model_copy(
+            update={
+                "entries": tuple(entry for entry in self.entries if entry.origin == "reproduced"),
+                "standings": tuple(standing for standing in self.standings if standing.origin == "reproduced"),
+                "claims": (),
+            }
+        )
 
     def revealing(self, *kinds: Reveals) -> "Board":
         """Return the part of the board about attacks that reveal certain things.

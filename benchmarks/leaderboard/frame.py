@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, BoardEntry, Difference, Share, Statistics, Utility
-from fedmjp.benchmarks.leaderboard.headline import server_name
+from fedmjp.benchmarks.leaderboard.headline import describe_origin, server_name
 from fedmjp.benchmarks.leaderboard.standings import strongest
 from fedmjp.config import Config
 from fedmjp.defences.pipeline import NONE
@@ -16,7 +16,7 @@ NESTED = {
     "defences", "marginal", "threat", "metrics", "scores", "submitter", "utility", "cost", "provenance", "errors",
     "over_floor", "over_twin", "exact", "flat", "recognisable", "together",
 }  # fmt: skip
-DERIVED = ["view", "rank", "judged", "judged_reason", "floor_median", "twin_median", "decides", "stages"]
+DERIVED = ["provided", "view", "rank", "judged", "judged_reason", "floor_median", "twin_median", "decides", "stages"]
 
 
 def board_frame(board: Board) -> pd.DataFrame:
@@ -27,15 +27,16 @@ def board_frame(board: Board) -> pd.DataFrame:
 
     Returns:
         The columns of ``leaderboard.csv`` (``psnr_mean``, ``over_twin_p_value``, ``threat_batch_size``), numbers as
-        numbers, None where there is no value; then ``DERIVED``: what the server sees in a few words, rank, verdict and
-        reason of the standing that a cell decides (or verdict and reason of its own), and medians of its references,
-        whether it decides one, and the number of its defences.
+        numbers, None where there is no value; then ``DERIVED``: who submitted it, what the server sees in a few words,
+        rank, verdict and reason of the standing that a cell decides (or verdict and reason of its own), and medians of
+        its references, whether it decides one, and the number of its defences.
     """
     ids = [entry.id for entry in board.entries]
     frame = pd.DataFrame([_figures(entry, board.metrics) for entry in board.entries], index=ids, dtype=object)
     standings = {strongest(board, standing).id: standing for standing in board.standings}
     judged = [standings.get(entry.id) or entry for entry in board.entries]
     derived = {
+        "provided": [describe_origin(entry) for entry in board.entries],
         "view": [server_name(entry.server) for entry in board.entries],
         "rank": [getattr(record, "rank", None) for record in judged],
         "judged": [record.verdict for record in judged],

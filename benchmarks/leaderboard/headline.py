@@ -92,6 +92,17 @@ def server_name(server: ThreatModel) -> str:
     return count_uploads(server.uploads_per_picture) + (f" ({differences})" if differences else "")
 
 
+def describe_origin(entry: BoardEntry) -> str:
+    """Say who submitted an entry and what the board recomputed of it; nothing of one that was measured here.
+
+    Args:
+        entry: A cell.
+    """
+    if entry.submitter is None:
+        return ""
+    return f"submitted by {entry.submitter.name}, {entry.check or 'claimed'}"
+
+
 def crops_title(server: ThreatModel) -> str:
     """Name random crops: ``crops of 8 % or more``; nothing where clients take none.
 

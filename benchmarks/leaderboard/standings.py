@@ -45,13 +45,7 @@ def strongest(board: Board, standing: Standing) -> BoardEntry:
         board: The board of the standing.
         standing: The standing.
     """
-    # Fields that are slow to compare come last.
-    shared = ("model", "weights", "setting", "origin", "protocol", "reveals", "defences", "threat")
-    return next(
-        entry
-        for entry in board.entries
-        if entry.attack == standing.strongest and all(getattr(entry, key) == getattr(standing, key) for key in shared)
-    )
+    return board.by_id[standing.entry]
 
 
 def _judged_together(entry: BoardEntry) -> tuple[Any, ...]:
@@ -72,11 +66,12 @@ def _ranked_together(entry: BoardEntry) -> tuple[str, str, str, str]:
 def _ranked(groups: Sequence[Sequence[BoardEntry]]) -> list[Standing]:
     """Rank groups by headline; those that print the same share a rank."""
     judged = [_judged(group) for group in groups]
-    ranked = [(_printed(strongest), standing) for standing, strongest in judged if _has_rank(standing, strongest)]
+    has_rank = _Ranks([entry for group in groups for entry in group])
+    ranked = [(_printed(strongest), standing) for standing, strongest in judged if has_rank(standing, strongest)]
     ranked.sort(key=lambda pair: pair[0])
     printed = [value for value, _ in ranked]
     first = [standing.model_copy(update={"rank": 1 + printed.index(value)}) for value, standing in ranked]
-    return first + [standing for standing, strongest in judged if not _has_rank(standing, strongest)]
+    return first + [standing for standing, strongest in judged if not has_rank(standing, strongest)]
 
 
 def _printed(entry: BoardEntry) -> tuple[float, float]:
@@ -84,8 +79,33 @@ def _printed(entry: BoardEntry) -> tuple[float, float]:
     return share, round(median, 1)
 
 
-def _has_rank(standing: Standing, strongest: BoardEntry) -> bool:
-    return standing.origin == "reproduced" and standing.verdict in RANKED and strongest.n > 0
+class _Ranks:
+    """Which standings of a table have a rank: of third parties' those that the board computed on all of its pictures.
+
+    What a third party adds to a model and defence that the board has itself is not ranked twice.
+    """
+
+    def __init__(self, entries: Sequence[BoardEntry]) -> None:
+        reproduced = [entry for entry in entries if entry.origin == "reproduced"]
+        self._pictures = {entry.provenance.pictures_sha256 for entry in reproduced}
+        self._systems = {_system(entry) for entry in reproduced}
+
+    def __call__(self, standing: Standing, strongest: BoardEntry) -> bool:
+        """Tell whether a standing has a rank.
+
+        Args:
+            standing: The standing.
+            strongest: The entry that it is judged by.
+        """
+        if standing.origin != "reproduced":
+            on_all = strongest.check == "recomputed" and strongest.provenance.pictures_sha256 in self._pictures
+            if not on_all or _system(strongest) in self._systems:
+                return False
+        return standing.verdict in RANKED and strongest.n > 0
+
+
+def _system(entry: BoardEntry) -> tuple[Any, ...]:
+    return entry.setting, entry.model, entry.weights, entry.defences
 
 
 def _judged(group: Sequence[BoardEntry]) -> tuple[Standing, BoardEntry]:
@@ -95,6 +115,7 @@ def _judged(group: Sequence[BoardEntry]) -> tuple[Standing, BoardEntry]:
         rank=None,
         **{name: getattr(strongest, name) for name in _SHARED},
         strongest=strongest.attack,
+        entry=strongest.id,
         attacks=len(measured),
         adapted=any(entry.adapted for entry in measured),
         verdict=verdict,

@@ -37,7 +37,8 @@ NO_FLOOR = "nothing to compare with: no scored grey guess"
 # What stands left in its column; the other columns hold numbers.
 TEXT = (
     "model", "weights", "defence", "attack", "strongest attack", "setting", "verdict", "protocol", ADDED_HEADING,
-    "origin", "source", "row", "differs", "nearest of ours", "server sees", "reason",
+    "origin", "source", "row", "differs", "nearest of ours", "server sees", "reason", "submitted by", "claimed",
+    "status", "why",
 )  # fmt: skip
 # Heading by column, where one heading means a column of another name in that table.
 _BOTH = {"defended": "defence", "judged": "verdict", "judged reason": "reason"}
@@ -57,7 +58,7 @@ DISCLOSED = (
     FEATURE_ERROR, AGAINST_CHANCE, AGAINST_NONE, "n", "failed", "attack s", "weights", "judged reason",
 )  # fmt: skip
 RESULTS = (
-    "rank", "server sees", "model", "defended", "setting", "attack", "judged", EXACT_SHARE, MEDIAN_HEADING,
+    "rank", "server sees", "model", "origin", "defended", "setting", "attack", "judged", EXACT_SHARE, MEDIAN_HEADING,
     MEAN_HEADING, "against no defence, mean dB", "n",
 )  # fmt: skip
 KEY_FIGURES = (
@@ -214,7 +215,7 @@ _COLUMNS: dict[str, Callable[[Figures], CellText]] = {
     "attack": _attack,
     "defended": lambda row: CellText(name_defence(row["defence"], row["mask_ratio"])),
     "rank": lambda row: number(row["rank"], str(row["rank"]), "this verdict has no rank"),
-    "origin": lambda row: CellText("" if row["origin"] == "reproduced" else row["origin"]),
+    "origin": lambda row: CellText(row["provided"]),
     "mask ratio": lambda row: CellText(f"{row['mask_ratio']:g}", row["mask_ratio"]),
     "weights": lambda row: CellText(numbers.weights(row["weights"])),
     EXACT_HEADING: _exact,

@@ -92,7 +92,7 @@ def _trials(entry: BoardEntry) -> str:
 def _provenance(entry: BoardEntry, environments: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     source = entry.provenance
     if entry.submitter:
-        yield "Submitted by", f"{entry.submitter.name}, {entry.submitter.link}"
+        yield "Submitted by", f"{entry.submitter.name}, {entry.submitter.link}; {entry.check or 'claimed'}"
     yield "Weights", ("" if entry.weights == "untrained" else "checkpoint ") + entry.weights
     yield "Scored as", entry.protocol
     yield "Campaign", source.campaign

@@ -68,8 +68,8 @@ def answer(table: Matrix) -> str:
 
 
 def _by_defence(table: Matrix) -> dict[str, list[MatrixCell]]:
-    """Group the measured cells by defence, whatever the model and the server."""
-    defended = [cell for row in table.rows for cell in row.measured if cell.entry.defences]
+    """Group the cells that were measured here by defence, whatever the model and the server."""
+    defended = [cell for row in table.reproduced for cell in row.measured if cell.entry.defences]
     return grouped(defended, lambda cell: cell.entry.defence)
 
 
@@ -122,7 +122,7 @@ def select_key_entries(table: Matrix) -> list[BoardEntry]:
         most = [max(members, key=_lost) for members in defences.values()]
         cells = sorted(most, key=_lost)
     elif len(cells) == 1:
-        firsts = [other_row.measured[0] for other_row in table.rows if other_row.measured]
+        firsts = [other_row.measured[0] for other_row in table.reproduced if other_row.measured]
         cells = [cell for cell in firsts if cell.entry.model == cells[0].entry.model]
         cells.sort(key=lambda cell: (bool(cell.entry.defences), cell is not row.measured[0]))
     return [cell.entry for cell in cells[:MOST_KEY_FIGURES]]

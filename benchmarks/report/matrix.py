@@ -7,7 +7,7 @@ from itertools import compress
 from typing import Any
 
 from fedmjp.benchmarks.leaderboard.entries import LEAKAGE, Board, BoardEntry
-from fedmjp.benchmarks.leaderboard.headline import PLAIN, headline
+from fedmjp.benchmarks.leaderboard.headline import PLAIN, describe_origin, headline
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.report import numbers
 from fedmjp.benchmarks.report.advice import USUAL_RATIO
@@ -82,6 +82,11 @@ class Matrix:
     shared: str
 
     @property
+    def reproduced(self) -> list[MatrixRow]:
+        """List the rows that were measured here: no third party's entry decides what the page says."""
+        return [row for row in self.rows if any(cell and cell.entry.origin == "reproduced" for cell in row.cells)]
+
+    @property
     def repeats(self) -> bool:
         """Tell whether servers differ in how often they see a picture."""
         return len({server.uploads_per_picture for server in self.columns}) > 1
@@ -93,7 +98,7 @@ class Matrix:
             cell: A cell of the matrix.
         """
         system = (cell.entry.model, cell.entry.server)
-        plain = (candidate for row in self.rows for candidate in row.measured if not candidate.entry.defences)
+        plain = (candidate for row in self.reproduced for candidate in row.measured if not candidate.entry.defences)
         return next(
             (candidate for candidate in plain if (candidate.entry.model, candidate.entry.server) == system), None
         )
@@ -102,10 +107,10 @@ class Matrix:
     def subject(self) -> MatrixRow | None:
         """Choose the row that the page speaks of first.
 
-        It is attacked by somebody who knows the defence, defended, seen by many servers, at a usual mask ratio, and
-        least leaking, in this order.
+        It was measured here; it is attacked by somebody who knows the defence, defended, seen by many servers, at a
+        usual mask ratio, and least leaking, in this order.
         """
-        rows = [row for row in self.rows if row.measured]
+        rows = [row for row in self.reproduced if row.measured]
         return min(rows, key=_importance, default=None)
 
 
@@ -128,7 +133,8 @@ def arrange_matrix(board: Board) -> Matrix:
         All attacks where nothing of that kind is on the board.
     """
     attacks = [entry for entry in board.revealing("pictures").entries if entry.role == "attack"]
-    cells = [entry for entry in attacks if _is_shown(entry)] or attacks
+    measured = [entry for entry in attacks if entry.origin == "reproduced"] or attacks
+    cells = [entry for entry in attacks if _is_shown(entry)] if any(map(_is_shown, measured)) else attacks
     columns = tuple(server for server in sorted({entry.server: None for entry in cells}, key=_seen))
     models = list(dict.fromkeys(entry.model for entry in cells))
     defences = list(dict.fromkeys(entry.defence for entry in cells))
@@ -155,7 +161,7 @@ def _row(entries: Sequence[BoardEntry], columns: Sequence[ThreatModel], shared: 
     by_server = grouped(ranked, lambda entry: entry.server)
     cells = tuple(MatrixCell(tuple(by_server[server])) if server in by_server else None for server in columns)
     first = entries[0]
-    origin = f", submitted by {first.submitter.name}" if first.submitter else ""
+    origin = f", {describe_origin(first)}" if first.submitter else ""
     model = ", ".join(text for text, is_shared in zip(_named(first), shared, strict=True) if not is_shared)
     return MatrixRow(name_defence(first.defence, first.mask_ratio) + origin, model, cells)
 

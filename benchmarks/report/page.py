@@ -20,6 +20,7 @@ from fedmjp.benchmarks.leaderboard.headline import exactly, headline, recovery, 
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.report import details, front, legend, numbers
 from fedmjp.benchmarks.report.citation import AUTHORS, read_citation
+from fedmjp.benchmarks.report.claimed import CAVEAT, CLAIMS, claimed_table
 from fedmjp.benchmarks.report.columns import KEY_FIGURES, RESULTS, TEXT, filled, write
 from fedmjp.benchmarks.report.drawing import Plot
 from fedmjp.benchmarks.report.matrix import Matrix
@@ -93,6 +94,7 @@ def _tables(report: Report) -> dict[str, Any]:
         "disclosed_columns": legend.explain_disclosed() if len(report.disclosed) else {},
         "records": frame.to_dict("index"),
         "attacks": {cell.entry.id: cell.attacks for row in table.rows for cell in row.cells if cell},
+        "claimed": claimed_table(board),
         "reported": filled(reported_table(board)).drop(columns=["source", "differs"], errors="ignore"),
         "differences": grouped(board.reported, lambda row: f"{row.source}: {row.differs}"),
     }
@@ -213,6 +215,8 @@ def _environment() -> Environment:
         headline=headline,
         recovery=recovery,
         neighbours=NEIGHBOURS,
+        claims_title=CLAIMS,
+        claims_caveat=CAVEAT,
     )
     return environment
 

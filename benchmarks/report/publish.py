@@ -41,7 +41,7 @@ def publish(board: Board, folder: Path, *, formats: Sequence[Format], pictures: 
     report, files = Report(board), dict[str, str]()
     for name in dict.fromkeys([*formats, *(LINKED if "html" in formats else ())]):
         if name == "html":
-            figures = plots(board)
+            figures = plots(board.reproduced)
             drawn = {plot.name: write_svg(plot) for plot in figures}
             require_no_link(folder / "plots")
             (folder / "plots").mkdir(exist_ok=True)

@@ -75,12 +75,14 @@ def board_in(plan: TrialPlan, store: RecordedTrials, folder: Path) -> Board:
         store: The recorded trials.
         folder: The folder.
     """
+    submitted = read_submitted(folder)
     return board_of(
         plan,
         _trials(plan, store),
         store.environments(),
         reported=read_reported(plan.about["reported"]),
-        submitted=read_submitted(folder),
+        submitted=submitted.entries,
+        claims=submitted.claims,
     )
 
 

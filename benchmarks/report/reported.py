@@ -66,7 +66,7 @@ def find_nearest(board: Board, row: ReportedRow) -> BoardEntry | None:
     """
     candidates = [
         entry
-        for entry in board.entries
+        for entry in board.reproduced.entries
         if (entry.model, entry.setting) == (row.compares_with, row.setting)
         and _called(entry) == row.defence.casefold()
         and entry.role == "attack"

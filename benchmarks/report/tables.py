@@ -38,8 +38,8 @@ class Section:
         server: Its view of clients without defences.
         title: A heading.
         sentence: The threat model in words, with what the server is told of the defences here.
-        findings: Sentences about each defended model.
-        summary: The number of standings by verdict, in a sentence.
+        findings: Sentences about each defended model that was measured here.
+        summary: The number of standings of these by verdict, in a sentence.
         rankings: Tables of standings that are ranked together, by what they are compared with.
         cells: The table of all its cells.
     """
@@ -104,12 +104,13 @@ class Report:
         sentences = [server.sentence(entry.pipeline for entry in entries), changed]
         several = len({standing.protocol for standing in standings}) > 1
         rankings = grouped(standings, lambda standing: _compared(standing, with_protocol=several))
+        measured = [standing for standing in standings if standing.origin == "reproduced"]
         return Section(
             server,
             f"Threat model {place}: {threat_title(server)}",
             " ".join(filter(None, sentences)),
-            tuple(list_findings(board, standings)),
-            _summary(standings),
+            tuple(list_findings(board, measured)),
+            _summary(measured),
             {title: self._ranking(group) for title, group in rankings.items()},
             write(
                 frame.loc[[entry.id for entry in entries]],
@@ -149,7 +150,7 @@ def _summary(standings: Sequence[Standing]) -> str:
     """Count the verdicts before one server in one sentence."""
     counts = Counter(standing.verdict for standing in standings)
     if not counts:
-        return "No model was judged under this threat model."
+        return "No model of this board was judged under this threat model."
     parts = [
         f"{counts[verdict]} {singular if counts[verdict] == 1 else plural}"
         for verdict, (singular, plural) in _COUNTED.items()

@@ -64,6 +64,13 @@ def print_table(report: Report, console: Console) -> None:
         _print_sentences(report.disclosed_sentences, console)
         left_out += _print(report, DISCLOSED, report.disclosed, ("model", "defence"), console)
         _print_sentences([disclosed_answer(board)], console)
+    if board.claims:
+        attacks = f"{len(board.claims)} {'claim' if len(board.claims) == 1 else 'claims'}"
+        console.print(
+            f"{attacks} of third parties, not measured here, {'is' if len(board.claims) == 1 else 'are'} "
+            "in the report, apart.\n",
+            highlight=False,
+        )
     if not whole:
         console.print(f"All {len(board.entries)} cells are in the report.", highlight=False)
     if left_out:
@@ -132,7 +139,7 @@ def select_answers(board: Board) -> list[BoardEntry]:
     Args:
         board: A board.
     """
-    attacks = [entry for entry in board.revealing("pictures").entries if entry.role == "attack" and entry.n]
+    attacks = [entry for entry in board.reproduced.revealing("pictures").entries if entry.role == "attack" and entry.n]
     undefended = [entry for entry in attacks if not entry.defences and entry.threat.uploads_per_picture == 1]
     strongest = [max(group, key=_as_printed) for group in grouped(undefended, lambda entry: entry.model).values()]
     return [*strongest, *(entry for entry in attacks if entry.defences)]

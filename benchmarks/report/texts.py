@@ -8,6 +8,7 @@ import pandas as pd
 
 from fedmjp.benchmarks.leaderboard.frame import DERIVED
 from fedmjp.benchmarks.report.advice import write_advice
+from fedmjp.benchmarks.report.claimed import CAVEAT, CLAIMS, claimed_table
 from fedmjp.benchmarks.report.columns import TEXT, filled
 from fedmjp.benchmarks.report.legend import (
     AGAINST_HEADING,
@@ -81,6 +82,8 @@ def markdown_text(report: Report) -> str:
     if not report.disclosed.empty:
         parts += [f"## {DISCLOSED}", *map(_escape_markdown, report.disclosed_sentences), _markdown(report.disclosed)]
         parts.append(_meanings(explain_disclosed()))
+    if board.claims:
+        parts += [f"## {CLAIMS}", CAVEAT, _markdown(claimed_table(board))]
     if board.reported:
         parts += ["## Reported in papers, not measured here", _markdown(reported_table(board))]
     parts += ["## Verdicts", _meanings(explain_verdicts(board)), "## Columns", _meanings(explain_columns(board))]

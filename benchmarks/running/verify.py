@@ -2,7 +2,6 @@
 
 import json
 import math
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,11 +18,8 @@ from fedmjp.benchmarks.folder.output import OutputFolder
 from fedmjp.benchmarks.folder.pictures import load_png
 from fedmjp.benchmarks.folder.trials import RecordedTrials
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
-from fedmjp.benchmarks.running.engine import Engine
-from fedmjp.benchmarks.running.progress import RunProgress
+from fedmjp.benchmarks.running.again import run_again
 from fedmjp.benchmarks.running.retention import extremes
-from fedmjp.benchmarks.running.runner import Recorder, run_experiment
-from fedmjp.benchmarks.uploads.direct import DirectUploads
 from fedmjp.files import read_file
 from fedmjp.metrics import METRICS, metric
 from fedmjp.seeds import torch_generator
@@ -177,7 +173,13 @@ def repeat(prepared: Prepared, plan: TrialPlan, store: RecordedTrials, count: in
         (plan.cells[row["cell"]], row["picture"], row["seed"]): row["scores"]
         for row in finished.iloc[order].to_dict("records")
     }
-    repeated = _run_again(prepared, set(stored))
+    keys = [trial.key for trial in prepared.plan.tasks if (trial.cell, trial.picture.name, trial.seed) in stored]
+    again, _ = run_again(prepared, keys)
+    rows = prepared.plan.trials.merge(again[again["status"] == "ok"], on="key", suffixes=("", "_stored"))
+    repeated = {
+        (prepared.plan.cells[row["cell"]], row["picture"], row["seed"]): row["scores"]
+        for row in rows.to_dict("records")
+    }
     for trial, scores in stored.items():
         cell, name, _ = trial
         where = f"{cell.model}, {cell.defence}, {cell.attack}, setting {cell.setting}, {name}"
@@ -190,24 +192,6 @@ def repeat(prepared: Prepared, plan: TrialPlan, store: RecordedTrials, count: in
         ]
     verification.checked.append(f"{len(stored)} trials run again from their pictures")
     return verification
-
-
-def _run_again(prepared: Prepared, identities: set[tuple[Any, str, int]]) -> dict[tuple[Any, str, int], dict[str, Any]]:
-    scores: dict[tuple[Any, str, int], dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = OutputFolder(Path(scratch))
-        store = folder.store()
-        recorder = Recorder(folder, store, RunProgress())
-        for part in prepared.plan.parts:
-            trials = [trial for trial in part.trials if (trial.cell, trial.picture.name, trial.seed) in identities]
-            trials.sort(key=lambda trial: trial.key)  # as the store gives them
-            engine = Engine(part.experiment, DirectUploads(part.experiment, prepared.selection))
-            run_experiment(engine, trials, recorder)
-            for trial, row in zip(trials, store.trials([trial.key for trial in trials]), strict=True):
-                if row.status == "ok":
-                    scores[trial.cell, trial.picture.name, trial.seed] = row.scores
-        store.close()
-    return scores
 
 
 def compare_with_published(folder: Path, board: Mapping[str, Any], *, rendered: bool) -> list[str]:

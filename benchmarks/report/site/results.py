@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from fedmjp.benchmarks.leaderboard.entries import Board, BoardEntry
-from fedmjp.benchmarks.leaderboard.headline import headline, server_name
+from fedmjp.benchmarks.leaderboard.headline import describe_origin, headline, server_name
 from fedmjp.benchmarks.leaderboard.listing import grouped
 from fedmjp.benchmarks.report import numbers
 from fedmjp.benchmarks.report.advice import USUAL_RATIO
@@ -23,12 +23,13 @@ class StrongestAttacks:
 
     @classmethod
     def select(cls, entries: Iterable[BoardEntry]) -> Self:
-        """Select among entries, defended ones at the usual mask ratio or the nearest to it.
+        """Select among entries that were measured here, defended ones at the usual mask ratio or the nearest to it.
 
         Args:
             entries: Cells of a board.
         """
-        measured = [entry for entry in entries if entry.exact and entry.reveals == "pictures"]
+        pictured = [entry for entry in entries if entry.exact and entry.reveals == "pictures"]
+        measured = [entry for entry in pictured if entry.origin == "reproduced"]
         defended = [entry for entry in measured if is_deployed(entry)]
         ratios = {entry.mask_ratio for entry in defended} - {0.0}
         usual = min(ratios, key=lambda ratio: abs(ratio - USUAL_RATIO), default=0.0)
@@ -49,7 +50,7 @@ class StrongestAttacks:
         row = arrange_matrix(board).subject
         subject = [cell.entry for cell in row.measured if cell.entry.exact] if row else []
         models = {entry.model for entry in subject}
-        attacks = (entry for entry in board.entries if entry.role == "attack")
+        attacks = (entry for entry in board.reproduced.entries if entry.role == "attack")
         return cls(
             find_strongest(entry for entry in subject if entry.defences),
             cls.select(entry for entry in attacks if entry.model in models).undefended,
@@ -83,8 +84,13 @@ def find_strongest_by_defence(entries: Iterable[BoardEntry]) -> list[BoardEntry]
     """
     attacks = [entry for entry in entries if (entry.role, entry.reveals) == ("attack", "pictures") and entry.exact]
     eligible = [entry for entry in attacks if is_deployed(entry) or (not entry.defences and entry.setting == "a")]
-    groups = grouped(eligible, lambda entry: (entry.model, entry.weights, entry.defence, entry.mask_ratio)).values()
+    groups = grouped(eligible, _attacked).values()
     return [leading for group in groups if (leading := find_strongest(group))]
+
+
+def _attacked(entry: BoardEntry) -> tuple[str, str, str, float, str]:
+    """Return the model, its weights and defence, and who provided the entry."""
+    return entry.model, entry.weights, entry.defence, entry.mask_ratio, describe_origin(entry)
 
 
 def describe_model(entry: BoardEntry) -> str:
@@ -106,7 +112,7 @@ def describe_conditions(entry: BoardEntry) -> str:
         server_name(entry.server): True,
         "compared with the shuffled picture": entry.setting.compared_with is Picture.SHUFFLED,
         "masked, not shuffled": bool(entry.mask_ratio) and not entry.pipeline.shuffles,
-        "submitted": entry.origin == "submitted",
+        describe_origin(entry): entry.origin == "submitted",
     }
     return ", ".join(part for part, holds in parts.items() if holds)
 

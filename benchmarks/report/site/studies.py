@@ -58,7 +58,7 @@ class StudyPage:
     @property
     def pictures(self) -> int:
         """Count the pictures of its largest cell."""
-        return max((entry.n for entry in self.board.entries), default=0) if self.board else 0
+        return max((entry.n for entry in self.board.reproduced.entries), default=0) if self.board else 0
 
     @cached_property
     def answer(self) -> StrongestAttacks:
