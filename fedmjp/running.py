@@ -1,5 +1,6 @@
 """Run commands: an error is told in one line, not as a traceback."""
 
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -39,6 +40,7 @@ def run(app: typer.Typer) -> NoReturn:
             raise
         code = _tell(f"{OUT_OF_MEMORY}; {KEPT}", FAILED)
     if code == INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would interrupt the end, with a traceback
         _tell("interrupted; whatever was finished is kept", INTERRUPTED)
     sys.exit(code)
 

@@ -1,9 +1,16 @@
 """Looks at processes that may end meanwhile."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import NamedTuple
 
 import psutil
+
+
+class Listener(NamedTuple):
+    ip: str
+    port: int
 
 
 def alive(process: psutil.Process) -> bool:
@@ -28,3 +35,14 @@ def wait_until(holds: Callable[[], bool], *, seconds: float) -> None:
     while not holds():
         assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(0.2)
+
+
+def listeners(processes: Iterable[psutil.Process]) -> set[Listener]:
+    """Where they listen for connections."""
+    found = set()
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            connections = process.net_connections("inet")
+            addresses = (each.laddr for each in connections if each.status == psutil.CONN_LISTEN)
+            found |= {Listener(address.ip.removeprefix("::ffff:"), address.port) for address in addresses}
+    return found

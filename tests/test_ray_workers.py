@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +20,11 @@ from ray.cluster_utils import Cluster
 
 import fedmjp
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
-from fedmjp.benchmarks.running import ray_workers
+from fedmjp.benchmarks.running import ray_clusters, ray_workers
 from fedmjp.benchmarks.running.engine import StackResults, UploadJob
+from fedmjp.benchmarks.running.ray_clusters import cluster_team
 from fedmjp.benchmarks.running.ray_workers import Assignment, StoredPictures, Worker, WorkerError
-from fedmjp.benchmarks.running.runner import run_local, run_ray
+from fedmjp.benchmarks.running.runner import Foreman, run_local, run_ray
 from fedmjp.benchmarks.running.workbench import Setup
 from fedmjp.errors import BadInputError, ConfigError
 from tests import test_workers
@@ -61,6 +62,14 @@ def cluster(nodes: Cluster) -> str:
         nodes.add_node(**NODES)
     nodes.wait_for_nodes()
     return str(nodes.address)
+
+
+def run_here(
+    plan: TrialPlan, setup: Setup, *, address: str, progress: Told, stop: Callable[[], bool] = lambda: False
+) -> int:
+    """What ``run_ray`` does, with Ray's driver in this process, where tests put workers of theirs."""
+    with cluster_team(setup, address) as team:
+        return Foreman(plan, setup, progress, stop).hand_out(team)
 
 
 def hide(data: Path) -> bool:
@@ -157,7 +166,7 @@ def test_killed_nodes_and_a_killed_run_lose_and_double_nothing_though_no_folder_
     data.with_name("hidden").rename(data)
     before = rows(plan, disturbed)
     assert 0 < len(before) < len(plan.tasks)
-    assert run_ray(plan, disturbed, address=cluster, progress=Disturbing(), stop=lambda: hide(data)) == 0
+    assert run_here(plan, disturbed, address=cluster, progress=Disturbing(), stop=lambda: hide(data)) == 0
     found = disturbed.store().frame()
     assert sorted(found["key"]) == sorted(trial.key for trial in plan.tasks)
     assert set(found["status"]) == {"ok"}
@@ -191,7 +200,7 @@ def test_a_job_that_kills_its_worker_is_tried_again_and_becomes_failed_rows_the_
 
     monkeypatch.setattr(ray_workers, "Worker", Victims)
     told = Told()
-    assert run_ray(plan, setup, address=cluster, progress=told) == 0
+    assert run_here(plan, setup, address=cluster, progress=told) == 0
     assert (tmp_path / "died").exists()
     found = rows(plan, setup)
     assert len(found) == len(plan.tasks) == told.done
@@ -211,7 +220,7 @@ def test_workers_that_never_get_to_work_end_the_run(
 ) -> None:
     monkeypatch.setattr(ray_workers, "Worker", Stillborn)
     with pytest.raises(WorkerError, match="died before it got to work"):
-        run_ray(*quick, address=cluster, progress=Told())
+        run_here(*quick, address=cluster, progress=Told())
 
 
 @pytest.mark.slow
@@ -221,7 +230,7 @@ def test_a_machine_with_other_packages_is_refused_in_one_line(
     facts = ray_workers.decisive_facts(quick[1].experiments)
     monkeypatch.setattr(ray_workers, "decisive_facts", lambda _: facts | {"torch": "1.0"})
     with pytest.raises(WorkerError, match=r"would compute other trials: torch is .* there and 1\.0 here") as error:
-        run_ray(*quick, address=cluster, progress=Told())
+        run_here(*quick, address=cluster, progress=Told())
     assert "\n" not in str(error.value)
     assert not rows(*quick)
 
@@ -247,16 +256,16 @@ def test_pictures_travel_without_loss(quick: tuple[TrialPlan, Setup], monkeypatc
 def test_an_address_where_nothing_answers_is_one_line_in_time(
     planned: tuple[TrialPlan, Setup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_workers, "PATIENCE", 0.5)
+    monkeypatch.setattr(ray_clusters, "PATIENCE", 0.5)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(BadInputError, match=f"no Ray cluster answered at {address} within 0.5 s"):
-            run_ray(*planned, address=address, progress=Told())
+            run_here(*planned, address=address, progress=Told())
 
 
 @pytest.mark.parametrize("address", ["", "auto", "head:", "ray://head"])
 def test_a_malformed_address_is_refused(planned: tuple[TrialPlan, Setup], address: str) -> None:
     with pytest.raises(ConfigError, match="is not of the form HOST:PORT"):
-        run_ray(*planned, address=address, progress=Told())
+        run_here(*planned, address=address, progress=Told())

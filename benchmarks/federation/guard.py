@@ -52,7 +52,7 @@ def main(home: Path, command: list[str]) -> None:
     superexec = None
     while superlink.poll() is None and not _owner_is_gone():
         superexec = superexec or _superexec(superlink.pid)
-        if superexec is not None and not _is_alive(superexec):
+        if superexec is not None and not is_alive(superexec):
             break  # the SuperLink does not notice, and its runs would wait for ever
     if superlink.poll() is not None:
         print(*log.read_text(errors="replace").strip().splitlines()[-1:])  # noqa: T201 (read by the owner)
@@ -99,7 +99,7 @@ def marked(home: Path) -> set[psutil.Process]:
         home: Of the SuperLink.
     """
     heirs = [process for process in psutil.process_iter() if _flower_home(process) == str(home)]
-    return {process for heir in heirs for process in (heir, *_below(heir)) if _is_alive(process)}
+    return {process for heir in heirs for process in (heir, *below(heir)) if is_alive(process)}
 
 
 def adopt_orphans() -> None:
@@ -133,17 +133,27 @@ def _owner_is_gone() -> bool:
 def _family(home: Path) -> set[psutil.Process]:
     """Find the guard's living descendants, and whoever else inherited the SuperLink's environment."""
     guard = psutil.Process()
-    return {process for process in marked(home) | set(_below(guard)) if _is_alive(process)} - {guard}
+    return {process for process in marked(home) | set(below(guard)) if is_alive(process)} - {guard}
 
 
-def _below(process: psutil.Process) -> list[psutil.Process]:
+def below(process: psutil.Process) -> list[psutil.Process]:
+    """List the descendants of a process; none if it has ended.
+
+    Args:
+        process: Any.
+    """
     try:
         return process.children(recursive=True)
     except psutil.NoSuchProcess:
         return []
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
+    """Tell whether a process runs, and does not only wait to be reaped.
+
+    Args:
+        process: Any.
+    """
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

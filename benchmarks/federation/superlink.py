@@ -2,15 +2,14 @@
 
 `flwr run` by itself starts a SuperLink that outlives the command, listens on one fixed port for
 whoever comes, and installs the app's dependencies at run time. Here the SuperLink gets a free port,
-a state folder of its own, an empty working directory (clients would import code from there first)
-and no permission to install anything.
+a state folder of its own, an empty working directory (clients would import code from there first),
+a secret that whoever gives it orders must know, and no permission to install anything.
 """
 
-import os
+import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -18,8 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+from fedmjp.benchmarks import private_ray
+from fedmjp.benchmarks.federation import locked_superlink
 from fedmjp.benchmarks.federation.connection import Connection, free_port, program
 from fedmjp.benchmarks.federation.guard import MODULE, PREFIX, end, end_abandoned, marked
+from fedmjp.benchmarks.federation.locked_superlink import write_credentials
 from fedmjp.errors import FederationError
 
 CONNECTION = "private"
@@ -38,8 +40,8 @@ class PrivateSuperLink(Connection):
     """
 
     def __init__(self, *, simulation: bool = True) -> None:
-        self._simulation = simulation
-        super().__init__(Path(tempfile.mkdtemp(prefix=PREFIX, dir=_short_folder())), CONNECTION)
+        self._simulation, self._ray = simulation, private_ray.environment() if simulation else {}
+        super().__init__(private_ray.socket_folder(PREFIX), CONNECTION)
         self._port = free_port()
         self._guard: subprocess.Popen[str] | None = None
 
@@ -89,12 +91,14 @@ class PrivateSuperLink(Connection):
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'
             f'[superlink.{CONNECTION}]\naddress = "127.0.0.1:{self._port}"\ninsecure = true\n'
         )
-        superlink = [program("flower-superlink"), "--insecure", "--host", "127.0.0.1"]
+        secret = secrets.token_hex(32)
+        write_credentials(self.home, f"127.0.0.1:{self._port}", secret)
+        superlink = [sys.executable, "-P", "-m", locked_superlink.MODULE, "--insecure", "--host", "127.0.0.1"]
         superlink += ["--simulation"] if self._simulation else []
         superlink += ["--port", str(self._port), "--disable-runtime-dependency-installation"]
         self._guard = subprocess.Popen(
             [sys.executable, "-P", "-m", MODULE, str(self.home), *superlink],
-            env=self.environment,
+            env={**self.environment, locked_superlink.SECRET: secret, **self._ray},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -113,8 +117,3 @@ class PrivateSuperLink(Connection):
                 time.sleep(0.2)
         last_words, _ = guard.communicate()
         raise FederationError(f"the Flower SuperLink did not start: {last_words.strip() or 'it printed nothing'}")
-
-
-def _short_folder() -> str | None:
-    """Choose a folder for sockets: Ray's paths must stay under 107 characters, whatever TMPDIR says."""
-    return "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 (mkdtemp makes a private folder in it)

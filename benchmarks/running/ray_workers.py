@@ -1,26 +1,21 @@
-"""Workers that Ray serves: on this machine for one run, or on a cluster that is already running.
+"""Workers that Ray serves, wherever it runs.
 
 They need no folder of this machine: pictures and weights travel through Ray's object store, this fedmjp as a module of
 the run's environment, and rows and pictures come back.
 """
 
-import logging
 import math
-import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import grpc  # type: ignore[import-untyped]
 import ray
 import torch
 from torchvision.transforms.v2 import functional as transforms
 
-import fedmjp
 from fedmjp import provenance
 from fedmjp.benchmarks.plan.experiment import Experiment
 from fedmjp.benchmarks.plan.planning import decisive_facts
@@ -29,16 +24,9 @@ from fedmjp.benchmarks.running.workbench import Setup, Workbench
 from fedmjp.config import Checkpoint
 from fedmjp.data.pictures import LabelledPicture
 from fedmjp.data.selection import Selection
-from fedmjp.errors import BadInputError, ConfigError, Failure, FedmjpError
+from fedmjp.errors import Failure, FedmjpError
 
-CODE = Path(fedmjp.__file__).resolve().parent
-PATIENCE = 10  # seconds that a cluster has to answer, and after which it is asked whether it lost a machine
-OBJECTS = 100_000_000  # bytes that jobs and results may take while they travel on one machine
-ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # no word about what a later Ray will do
-}
-ON_THIS_MACHINE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}  # else Ray's agents outlive a killed run by a minute
+PATIENCE = 10  # seconds after which a cluster is asked whether it lost a machine
 
 
 class WorkerError(FedmjpError):
@@ -155,8 +143,6 @@ class Assignment:
         Args:
             folder: Must exist.
         """
-        if not self.weights:
-            return self
         return replace(self, experiments=tuple(self._moved(experiment, folder) for experiment in self.experiments))
 
     def _moved(self, experiment: Experiment, folder: Path) -> Experiment:
@@ -192,8 +178,10 @@ class Worker:
 
     def _prepare(self) -> Workbench:
         self._assignment.require_same_machine()
-        self._folder = TemporaryDirectory(prefix="fedmjp-")
-        local = self._assignment.with_files(Path(self._folder.name))
+        local = self._assignment
+        if local.weights:
+            self._folder = TemporaryDirectory(prefix="fedmjp-")
+            local = local.with_files(Path(self._folder.name))
         environment = provenance.environment() | {"revision": local.revision}
         return Workbench(
             local.experiments, local.selection, shows_pictures=local.shows_pictures, environment=environment
@@ -313,78 +301,3 @@ def _succeeded(call: Any) -> bool:
     except ray.exceptions.RayError:
         return False
     return True
-
-
-@contextmanager
-def local_team(setup: Setup, workers: int) -> Iterator[RayTeam]:
-    """Start a Ray on this machine, which ends with the run, however that ends.
-
-    Args:
-        setup: Of the run.
-        workers: Number of processes.
-    """
-    os.environ.update(ON_THIS_MACHINE)
-    gpus = torch.cuda.device_count() if setup.device == "cuda" else 0
-    threads = setup.threads or max(1, provenance.hardware()["cores"] // workers)
-    with _connected(
-        "local", num_cpus=workers, num_gpus=gpus, object_store_memory=OBJECTS, _node_ip_address="127.0.0.1"
-    ):
-        kind, share = ("GPU", 1 / math.ceil(workers / gpus)) if gpus else ("CPU", 1)
-        yield RayTeam(Assignment.of(setup, threads), kind, share)
-
-
-@contextmanager
-def cluster_team(setup: Setup, address: str) -> Iterator[RayTeam]:
-    """Have workers on a cluster, as many as it has cores, or GPUs on CUDA.
-
-    Args:
-        setup: Of the run.
-        address: HOST:PORT of the cluster's head.
-
-    Raises:
-        BadInputError: If it does not answer, or cannot do this work.
-    """
-    _knock(address)
-    with TemporaryDirectory(prefix="fedmjp-") as folder:  # what Ray packs follows links
-        (Path(folder) / CODE.name).symlink_to(CODE)
-        environment = {"working_dir": folder, "excludes": ["__pycache__"]}
-        with _connected(address, runtime_env=environment):
-            yield _team_on_cluster(setup)
-
-
-def _team_on_cluster(setup: Setup) -> RayTeam:
-    kind = "GPU" if setup.device == "cuda" else "CPU"
-    if not int(ray.cluster_resources().get(kind, 0)):
-        raise BadInputError(f"the Ray cluster has no {kind}; take another --device")
-    return RayTeam(Assignment.of(setup, setup.threads or 1).travelling(), kind, 1)
-
-
-@contextmanager
-def _connected(address: str, **options: Any) -> Iterator[None]:
-    """Connect to Ray; at the end disconnect, which ends our workers and leaves a cluster running."""
-    os.environ.update(ENVIRONMENT)
-    try:
-        # Workers import from where Ray was joined: there a user's own folder could have the name of our package.
-        with chdir(CODE.parent):
-            ray.init(address, log_to_driver=False, configure_logging=False, logging_level=logging.ERROR, **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise BadInputError(f"the Ray cluster at {address} cannot be joined: {reason}") from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _knock(address: str) -> None:
-    """Refuse an address where nothing answers: Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(f"--ray {address!r} is not of the form HOST:PORT")
-    with grpc.insecure_channel(address) as channel:
-        try:
-            grpc.channel_ready_future(channel).result(timeout=PATIENCE)
-        except grpc.FutureTimeoutError:
-            raise BadInputError(
-                f"no Ray cluster answered at {address} within {PATIENCE} s; start one with `ray start --head`"
-            ) from None

@@ -19,6 +19,7 @@ from fedmjp.benchmarks.folder.store import Store
 from fedmjp.benchmarks.plan.trial_plan import PlannedTrial, TrialPlan
 from fedmjp.benchmarks.running.engine import Engine, StackResults, UploadJob, jobs, jobs_of
 from fedmjp.benchmarks.running.progress import RunProgress
+from fedmjp.benchmarks.running.ray_driver import RayDriver, ray_team
 from fedmjp.benchmarks.running.rescue import lost_place
 from fedmjp.benchmarks.running.retention import Retention
 from fedmjp.benchmarks.running.workbench import Setup, Workbench
@@ -140,15 +141,14 @@ def run_local(
     Raises:
         StoreError: If the database failed.
         OutputError: If pictures cannot be written.
+        RayError: If Ray cannot start, or ends.
         WorkerError: If workers die before they get to work.
     """
     foreman = Foreman(plan, setup, progress, stop)
     if workers == 1:
         with _threads(setup.threads):
             return foreman.work_alone()
-    from fedmjp.benchmarks.running.ray_workers import local_team  # noqa: PLC0415 (Ray takes seconds)
-
-    with local_team(setup, workers) as team:
+    with ray_team(setup, workers=workers) as team:
         return foreman.hand_out(team)
 
 
@@ -169,12 +169,11 @@ def run_ray(
 
     Raises:
         BadInputError: If the cluster does not answer, or cannot do this work.
+        RayError: If the cluster ends.
         WorkerError: If a machine of the cluster would compute other trials.
     """
-    from fedmjp.benchmarks.running.ray_workers import cluster_team  # noqa: PLC0415 (Ray takes seconds)
-
     foreman = Foreman(plan, setup, progress, stop)
-    with cluster_team(setup, address) as team:
+    with ray_team(setup, address=address) as team:
         return foreman.hand_out(team)
 
 
@@ -251,7 +250,7 @@ class Foreman:
                 self.progress.time_left(self._pace.remaining(waiting))
         return _trials(waiting)
 
-    def hand_out(self, team: "RayTeam") -> int:
+    def hand_out(self, team: "RayDriver | RayTeam") -> int:
         """Let other processes run the jobs, and return the number of trials that are left.
 
         Args:
@@ -288,7 +287,7 @@ class Foreman:
             self.progress.trials(len(job.trials) - len(missing))
         return replace(job, trials=missing)
 
-    def _fill(self, team: "RayTeam", waiting: deque[UploadJob], retention: Retention) -> None:
+    def _fill(self, team: "RayDriver | RayTeam", waiting: deque[UploadJob], retention: Retention) -> None:
         """Give every idle worker a job, or a single one a job that has killed its worker."""
         for worker in [worker for worker in team.workers() if worker not in self._in_work]:
             is_retry = not waiting

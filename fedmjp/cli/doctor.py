@@ -9,6 +9,7 @@ from fedmjp.cli.console import tell, wide_console
 def doctor() -> None:
     """Tell versions, device, and which weights are found."""
     from fedmjp import provenance
+    from fedmjp.benchmarks import private_ray
     from fedmjp.metrics import BACKBONE_FILE, FETCH, backbone_path, missing_backbone
 
     console = wide_console()
@@ -17,6 +18,7 @@ def doctor() -> None:
     machine = provenance.hardware()
     tell(console, f"\nmachine       {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB")
     tell(console, f"device        {', '.join(machine['gpus']) or 'cpu (torch sees no CUDA device)'}")
+    tell(console, f"Ray           {private_ray.weakness() or private_ray.CLOSED}")
     reason = missing_backbone()
     availability = f"available, {backbone_path()}" if reason is None else f"not available: {reason}"
     tell(console, f"\nLPIPS         {availability}")

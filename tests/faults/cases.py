@@ -61,7 +61,7 @@ def simulation(rounds: int) -> Case:
         victims={
             "guard": "fedmjp.benchmarks.federation.guard",  # its command line holds the SuperLink's
             "follower of the log": "flwr log",
-            "SuperLink": "flower-superlink",
+            "SuperLink": "locked_superlink",
             "SuperExec": "flower-superexec",
             "the server's app": "flwr-simulation",
             "a client": "ray::ClientAppActor",
