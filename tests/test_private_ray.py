@@ -43,7 +43,7 @@ CAMPAIGN = {
     "data": {"pictures": 4},
     "image_size": 64,
     "patch_size": 8,
-    "metrics": ["mse"],
+    "metrics": ["mse", "psnr"],
     "grids": [{"models": ["deit_tiny"], "attacks": ["patch_embedding", "grey"]}],
     "seeds": list(range(200)),
 }
@@ -90,10 +90,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator["subprocess.Popen[
         preexec_fn=heed_interrupts,
     ) as process:
         try:
-            wait_until(lambda: any("ray::Worker.work" in name for name, _ in titles(process)), seconds=300)
+            wait_until(lambda: process.poll() is not None or is_at_work(process), seconds=300)
+            assert process.poll() is None, "it works"
             yield process
         finally:
             process.kill()
+
+
+def is_at_work(process: "subprocess.Popen[str]") -> bool:
+    return any("ray::Worker.work" in name for name, _ in titles(process))
 
 
 def family(process: "subprocess.Popen[str]") -> list[psutil.Process]:
