@@ -105,7 +105,7 @@ def thumbnail_gain() -> float:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class FeatureEvidence:
     """What one upload says.
 
     Attributes:
@@ -127,7 +127,7 @@ def weigh(
     constant: int,
     flipped: float = 0.0,
     longest: float = math.inf,
-) -> Evidence:
+) -> FeatureEvidence:
     """Compute the posterior of hypothesis and feature over all scales.
 
     Args:
@@ -156,7 +156,7 @@ def weigh(
     posterior = centre + scales[:, :, None] * variances / total * misfit
     feature = (weights[:, :, None] * posterior).sum(dim=(0, 1)) @ directions.T
     noise = math.sqrt(variance * estimates.shape[1]) / max(typical, 1e-300)
-    return Evidence(weights.sum(dim=1), feature, noise)
+    return FeatureEvidence(weights.sum(dim=1), feature, noise)
 
 
 def _clipped_to(threat: ThreatModel) -> float:

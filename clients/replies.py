@@ -58,16 +58,26 @@ class SentArrays:
     """The arrays of a message as they are now: an app may change the message."""
 
     def __init__(self, message: Message) -> None:
-        self._records = [ArrayRecord(dict(record)) for record in message.content.array_records.values()]
+        records = message.content.array_records
+        self._records = {str(name): ArrayRecord(dict(record)) for name, record in records.items()}
 
     @cached_property
+    def named(self) -> dict[str, dict[str, Tensor]]:
+        """Read the tensors of each record, by its name.
+
+        Raises:
+            DefenceError: If one is complex.
+        """
+        return {name: read_tensors(record) for name, record in self._records.items()}
+
+    @property
     def weights(self) -> list[dict[str, Tensor]]:
         """Read the tensors of each record.
 
         Raises:
             DefenceError: If one is complex.
         """
-        return [_tensors_of(record) for record in self._records]
+        return list(self.named.values())
 
 
 def read_update(reply: Message, sent: SentArrays, kind: Kind | None, who: str) -> Update:
@@ -87,17 +97,20 @@ def read_update(reply: Message, sent: SentArrays, kind: Kind | None, who: str) -
     if len(records) != 1:
         raise DefenceError(f"{who}: the reply has {len(records)} array records, it must have one")
     ((key, record),) = records.items()
-    tensors = _tensors_of(record)
+    tensors = read_tensors(record)
     require_finite(tensors, who)
     if not any(tensor.is_floating_point() for tensor in tensors.values()):
         raise DefenceError(f"{who}: the reply has no tensors of real numbers to protect")
     base = _base(tensors, sent, kind, who)
     kind_of_update: UpdateKind = "gradient" if kind == "gradient" else "delta"
-    return Update(key, tensors, base, _weights(base, sent), kind_of_update, _examples(reply))
+    return Update(key, tensors, base, _weights(base, sent), kind_of_update, count_examples(reply))
 
 
-def _tensors_of(record: ArrayRecord) -> dict[str, Tensor]:
+def read_tensors(record: ArrayRecord) -> dict[str, Tensor]:
     """Read the tensors of a record.
+
+    Args:
+        record: Of a message.
 
     Raises:
         DefenceError: If one is complex.
@@ -156,7 +169,12 @@ def _plus(base: Tensor, change: Tensor) -> Tensor:
     return base.to(change.dtype) + change if change.is_floating_point() else base.to(change.dtype) ^ change
 
 
-def _examples(reply: Message) -> int | None:
+def count_examples(reply: Message) -> int | None:
+    """Return the number of examples that a reply claims; None where it claims none.
+
+    Args:
+        reply: Of the app.
+    """
     for record in reply.content.metric_records.values():
         for name in ("num-examples", "num_examples"):
             if isinstance(count := record.get(name), int) and count > 0:

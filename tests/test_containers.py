@@ -86,8 +86,14 @@ def test_no_container_may_do_or_change_more_than_it_must(made: Deployment) -> No
             assert service["image"] == (NGINX_IMAGE if name == "proxy" else IMAGE)
             if name != "proxy":
                 assert (ROOT / service["build"]["dockerfile"]).is_file()
-    pictures = composed(made)[made.site("south").root / "compose.yaml"]["services"]["node"]["volumes"][-1]
-    assert pictures["read_only"]
+    volumes = composed(made)[made.site("south").root / "compose.yaml"]["services"]["node"]["volumes"]
+    assert [mount["target"] for mount in volumes if not mount.get("read_only")] == ["/site/flower", "/site/ledger"]
+    (node,) = (
+        one for one in manifests(made)[made.site("south").root / "kubernetes.yaml"] if one["kind"] == "Deployment"
+    )
+    mounts = node["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    writable = [mount["mountPath"] for mount in mounts if not mount.get("readOnly")]
+    assert writable == ["/site/flower", "/site/ledger", "/tmp"]
 
 
 def test_the_servers_containers_share_a_loopback_and_one_port_leaves_it(made: Deployment) -> None:

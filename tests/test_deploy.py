@@ -49,8 +49,8 @@ def test_nothing_secret_is_readable_by_others_and_a_site_gets_what_is_its_own(ma
     for number, name in enumerate(("north", "south")):
         site = made.site(name)
         assert {path.name for path in site.root.iterdir()} == {
-            "ca.crt", "compose.yaml", "fedmjp-node.service", "kubernetes.yaml", "node.key", "node.pub", "policy.yaml",
-            "site.yaml",
+            "ca.crt", "compose.yaml", "fedmjp-node.service", "flower", "kubernetes.yaml", "ledger", "node.key",
+            "node.pub", "policy.yaml", "site.yaml",
         }  # fmt: skip
         assert (site.config().partition_id, site.config().num_partitions) == (number, 2)
         assert site.config().server == "fl.example.org:8443"
@@ -81,7 +81,7 @@ def test_certificates_and_keys_are_what_openssl_and_openssh_take(made: Deploymen
 def test_a_sites_policy_lists_the_bundle_that_would_be_sent(made: Deployment, tmp_path: Path) -> None:
     policy, ledger = Policy.read(made.site("north").policy)
     assert [len(bundle) for bundle in policy.bundles] == [SHA256]
-    assert ledger.parent == made.site("north").root
+    assert ledger == made.site("north").ledger
     require_welcome(made, policy.bundles[0], scenario_of())
     with pytest.raises(ConfigError, match="site north would refuse the app: add 00"):
         require_welcome(made, "0" * SHA256, scenario_of())
@@ -246,20 +246,36 @@ def test_systemd_takes_the_units(made: Deployment) -> None:
     assert (lines, len(units)) == ([], 4)
 
 
-def test_a_sites_unit_lets_an_app_write_to_the_sites_folder_alone(made: Deployment, tmp_path: Path) -> None:
+def test_a_sites_unit_lets_an_app_write_neither_policy_nor_key(made: Deployment, tmp_path: Path) -> None:
     text = (made.site("north").root / "fedmjp-node.service").read_text()
     for line in (
         "ProtectSystem=strict",
-        "ReadWritePaths=%Y",
+        "ReadWritePaths=%Y/flower %Y/ledger",
         "NoNewPrivileges=yes",
         "CapabilityBoundingSet=",
         "UMask=0077",
     ):
         assert line in text.splitlines()
     assert "IPAddressDeny" not in text, "a name may become any address"
+    site = made.site("north")
+    assert {site.home.parent, site.ledger.parent.parent} == {site.root}
+    assert not any(
+        path.is_relative_to(folder) for path in (site.policy, site.key) for folder in (site.home, site.ledger.parent)
+    )
     config = DeploymentConfig(sites=("a",), host="192.0.2.7", state=tmp_path / "state")
     unit = create(tmp_path / "numbered", config).site("a").root / "fedmjp-node.service"
     assert "IPAddressDeny=any\nIPAddressAllow=localhost 192.0.2.7/32\n" in unit.read_text()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_finds_little_that_a_sites_unit_is_exposed_to(made: Deployment, tmp_path: Path) -> None:
+    config = DeploymentConfig(sites=("a",), host="192.0.2.7", state=tmp_path / "state")
+    numbered = create(tmp_path / "numbered", config).site("a")
+    for site, most in ((made.site("north"), 3.0), (numbered, 2.5)):
+        unit = site.root / "fedmjp-node.service"
+        command = ["systemd-analyze", "security", "--offline=true", f"--threshold={int(10 * most)}", str(unit)]
+        analysed = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert analysed.returncode == 0, analysed.stdout
 
 
 @pytest.mark.skipif(not Path("/usr/sbin/nginx").exists(), reason="nginx is not installed")

@@ -238,7 +238,9 @@ def test_pictures_and_labels_are_seen_however_the_loss_is_computed(loss: Any, tm
         loss(model, images, labels).backward()
         optimiser.step()
         arrays = ArrayRecord(model.float().state_dict())
-        return Message(content=RecordDict({"arrays": arrays, "metrics": MetricRecord({"n": 8})}), reply_to=message)
+        return Message(
+            content=RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 8})}), reply_to=message
+        )
 
     assert not app(asked("torchvision"), context()).has_error()
     assert last(gate).pictures == 8
@@ -306,16 +308,25 @@ def test_an_app_of_numpy_clients_is_gated_like_any_other(count: int, tmp_path: P
     assert (separated.came_back, separated.among) == (count, count)
 
 
-def test_what_is_not_seen_does_not_leave(tmp_path: Path) -> None:
-    gate = gate_of(tmp_path)
+@pytest.mark.parametrize(
+    ("policy", "examples", "said"),
+    [({}, 8, ""), ({"unseen": "refuse"}, 8, "were not seen"), ({}, 7, "too few pictures"), ({}, 0, "")],
+)
+def test_what_is_not_seen_leaves_unless_the_policy_or_the_number_of_examples_forbids_it(
+    policy: dict[str, Any], examples: int, said: str, tmp_path: Path
+) -> None:
+    gate = gate_of(tmp_path, **policy)
     app = ClientApp(mods=[gate])
 
     @app.train()
     def answer(message: Message, _: Context) -> Message:
         moved = {name: t * 1.001 for name, t in message.content["arrays"].to_torch_state_dict().items()}
-        return Message(content=RecordDict({"arrays": ArrayRecord(moved)}), reply_to=message)
+        metrics = MetricRecord({"num-examples": examples})
+        return Message(content=RecordDict({"arrays": ArrayRecord(moved), "metrics": metrics}), reply_to=message)
 
-    assert "were not seen" in reason_of(app(asked("torchvision"), context()))
+    reply = app(asked("torchvision"), context())
+    assert said in reason_of(reply) if said else not reply.has_error()
+    assert Reason.UNSEEN in last(gate).reasons or examples == 7
 
 
 def replying(gate: UploadGate, make: Callable[[Message], Message | RecordDict]) -> Message:

@@ -1,5 +1,6 @@
 """The gate at the site: a real SuperNode against a bundle that fights it, and canaries for Flower's private names."""
 
+import hashlib
 import inspect
 import json
 import sys
@@ -113,7 +114,9 @@ def test_a_gated_supernode_lets_out_what_both_gates_passed_and_nothing_else(tmp_
         f"{said}the reply did not pass the gate beside the app",
     ]
     entries = GateLedger(site / "gate.jsonl").entries()
-    verdicts = [(entry.round, entry.place, entry.verdict) for entry in entries]
+    accepted, *messages = entries
+    assert accepted.policy == hashlib.sha256((site / "policy.yaml").read_bytes()).hexdigest()
+    verdicts = [(entry.round, entry.place, entry.verdict) for entry in messages]
     assert verdicts == [
         ("honest", "app", "passed"),
         ("honest", "node", "passed"),

@@ -137,7 +137,10 @@ def test_norms_of_single_pictures_are_those_of_their_own_gradients() -> None:
         norms = torch.stack([gradient.double().norm() for gradient in singly])
         assert torch.allclose(layer.by_picture, norms, rtol=1e-4)
         assert layer.measured[1] == pytest.approx(float(torch.stack(singly).mean(dim=0).norm()), rel=1e-4)
-    worst = max(float(n.max() / (n.sum() - n.max())) for n in (layer.by_picture for layer in trace.body))
+    logits = model(incoming.images).detach().double()
+    slopes = (logits.softmax(dim=1) - F.one_hot(incoming.labels, 10)).norm(dim=1)
+    relative = [layer.by_picture / slopes for layer in trace.body]
+    worst = max(float(n.max() / (n.sum() - n.max())) for n in relative)
     (finding,) = [finding for finding in examine_model(incoming) if finding.check == SNR]
     assert finding.value == pytest.approx(worst)
 

@@ -236,6 +236,12 @@ def with_config(plan: TrialPlan, change: Mapping[str, Any]) -> TrialPlan:
     return replace(plan, about={**plan.about, "config": config, "config_sha256": sha256})
 
 
+def test_a_name_that_boards_refuse_is_refused_when_it_is_packed(theirs: Theirs) -> None:
+    entries = board_of(theirs.prepared.plan, theirs.trials, theirs.environments).entries
+    with pytest.raises(BadInputError, match="submitter: the name 'a<b' holds '<'"):
+        pack_entries(theirs.prepared.plan, entries, AUTHOR.model_copy(update={"name": "a<b"}))
+
+
 def test_a_recipe_of_another_campaign_is_refused(theirs: Theirs, ours: Path) -> None:
     stated = theirs.submission()
     recipe = stated.recipe.model_copy(update={"config": {**stated.recipe.config, "seeds": [1]}})

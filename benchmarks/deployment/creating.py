@@ -18,7 +18,8 @@ ca.key signs certificates that all sites of this deployment trust. Nothing that 
 is not connected, and bring it back when the server's certificate is due ({days} days after it was made).
 """
 ABOUT_POLICY = """\
-What may leave this site. clients/gate/README.md of fedmjp lists all keys. Nobody but the site changes it.
+What may leave this site. clients/gate/README.md of fedmjp lists all keys. Nobody but the site changes it, and then says
+so: fedmjp gate accept --policy policy.yaml
 kind: what fedmjp's clients send, change of weights; gradient with --strategy fedsgd.
 bundles: the apps that may run here, by SHA-256. A bundle is code: it reads what this process may read."""
 ABOUT_SITE = "data: folder of this site's pictures, as CLASS/picture files; it never leaves the site."
@@ -96,13 +97,15 @@ def _write_server(deployment: Deployment, config: DeploymentConfig) -> None:
 def _write_site(deployment: Deployment, config: DeploymentConfig, name: str, number: int, bundle: str) -> None:
     site = deployment.site(name)
     site.root.parent.mkdir(mode=0o700, exist_ok=True)
-    site.root.mkdir(mode=0o700)
+    for folder in (site.root, site.home, site.ledger.parent):
+        folder.mkdir(mode=0o700)
     key = certificates.make_key()
     public = certificates.public_openssh(key)
     write_private(site.key, certificates.private_openssh(key))
     for path in (site.public_key, deployment.public_key(name)):
         write_private(path, public, PUBLIC)
     write_private(site.authority, deployment.authority.read_bytes(), PUBLIC)
-    write_private(site.policy, as_yaml({"ledger": "gate.jsonl", "kind": "change", "bundles": [bundle]}, ABOUT_POLICY))
+    ledger = str(site.ledger.relative_to(site.root))
+    write_private(site.policy, as_yaml({"ledger": ledger, "kind": "change", "bundles": [bundle]}, ABOUT_POLICY))
     about = SiteConfig(server=config.address, partition_id=number, num_partitions=len(config.sites))
     write_private(site.config_file, as_yaml(about.model_dump(), ABOUT_SITE))

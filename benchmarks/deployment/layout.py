@@ -71,7 +71,8 @@ class SiteFolder:
         self.authority = self.root / "ca.crt"
         self.key, self.public_key = self.root / "node.key", self.root / "node.pub"
         self.policy, self.config_file = self.root / "policy.yaml", self.root / "site.yaml"
-        self.home = self.root / "flower"  # of Flower's programs, made when the node starts
+        self.home = self.root / "flower"  # of Flower's programs
+        self.ledger = self.root / "ledger" / "gate.jsonl"  # an app's process may write to these two folders alone
 
     def config(self) -> SiteConfig:
         """Read ``site.yaml``.

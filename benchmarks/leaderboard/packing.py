@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fedmjp.attacks import ATTACKS
 from fedmjp.benchmarks.leaderboard.entries import BoardEntry, Submitter
-from fedmjp.benchmarks.leaderboard.submissions import EntryRecipe, PlugIn, Submission
+from fedmjp.benchmarks.leaderboard.submissions import EntryRecipe, PlugIn, Submission, unfit_names
 from fedmjp.benchmarks.plan.trial_plan import TrialPlan
 from fedmjp.defences import DEFENCES
 from fedmjp.errors import BadInputError
@@ -19,7 +19,7 @@ def pack_entries(plan: TrialPlan, entries: Sequence[BoardEntry], submitter: Subm
         submitter: Who answers for them.
 
     Raises:
-        BadInputError: If no campaign's file states the trials, or none was run.
+        BadInputError: If no campaign's file states the trials, none was run, or a board would refuse a name.
         UnknownNameError: If an attack or a defence is not installed.
     """
     if "grids" not in plan.about["config"]:
@@ -38,4 +38,7 @@ def pack_entries(plan: TrialPlan, entries: Sequence[BoardEntry], submitter: Subm
         pictures=dict(zip(plan.trials["picture"], plan.trials["picture_sha256"], strict=True)),
         plug_ins=tuple(plug_in for plug_in in stated if plug_in),
     )
-    return Submission(submitter=submitter, recipe=recipe, entries=tuple(cells))
+    submission = Submission(submitter=submitter, recipe=recipe, entries=tuple(cells))
+    for fault in unfit_names(submission.model_dump(mode="json")):
+        raise BadInputError(fault)
+    return submission

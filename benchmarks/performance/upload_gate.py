@@ -36,9 +36,10 @@ from fedmjp.benchmarks.performance.harness import Measurement, benchmark
 from fedmjp.benchmarks.scripts import load_unseen
 from fedmjp.clients.gate.ledger import Entry, GateLedger
 from fedmjp.clients.gate.policy import Policy
+from fedmjp.clients.gate.reading import read_reply
 from fedmjp.clients.gate.self_attack import try_tensors
 from fedmjp.clients.mods import UploadGate
-from fedmjp.clients.replies import SentArrays, read_update
+from fedmjp.clients.replies import SentArrays
 from fedmjp.config import ModelConfig
 from fedmjp.seeds import scoped_randomness, torch_generator
 from fedmjp.tensors import average_updates
@@ -120,8 +121,8 @@ def honest(recipe: UploadRecipe, pictures: Batch, classes: int) -> dict[str, Any
                 message, reply = answer(recipe, state, chosen, classes, gate, turn=turn, client=client)
                 if not reply.has_error():
                     (record,) = reply.content.array_records.values()
-                    update = read_update(reply, SentArrays(message), None, "gate")
-                    shown_by_tensors += any(outcome.came_back for outcome in try_tensors(update).outcomes)
+                    reading = read_reply(reply, SentArrays(message), None, "gate")
+                    shown_by_tensors += any(outcome.came_back for outcome in try_tensors(reading).outcomes)
                     values = record.to_torch_state_dict().values()
                     replies.append(dict(zip(state, values, strict=True)))
             if replies:

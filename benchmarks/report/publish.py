@@ -10,6 +10,7 @@ from fedmjp.benchmarks.report.page import Gallery, page
 from fedmjp.benchmarks.report.plots import plots, write_svg
 from fedmjp.benchmarks.report.tables import Report
 from fedmjp.benchmarks.report.texts import csv_text, latex_text, markdown_text
+from fedmjp.files import require_no_link
 
 Format = Literal["html", "md", "csv", "json", "latex"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -33,12 +34,16 @@ def publish(board: Board, folder: Path, *, formats: Sequence[Format], pictures: 
 
     Returns:
         The files that were written.
+
+    Raises:
+        OutputError: If the folder of plots is a link.
     """
     report, files = Report(board), dict[str, str]()
     for name in dict.fromkeys([*formats, *(LINKED if "html" in formats else ())]):
         if name == "html":
             figures = plots(board.reproduced)
             drawn = {plot.name: write_svg(plot) for plot in figures}
+            require_no_link(folder / "plots")
             (folder / "plots").mkdir(exist_ok=True)
             files["leaderboard.html"] = page(report, pictures, drawn, figures)
             files |= {f"plots/{plot}.svg": content for plot, content in drawn.items()}

@@ -40,7 +40,11 @@ def check_behaviour(incoming: Incoming, trace: Trace) -> list[Finding]:
 def _gradients(incoming: Incoming, trace: Trace) -> Finding:
     if not trace.body:
         return skip_finding(GRADIENT, "there is no layer before the head")
-    norms = {f"{GRADIENT}/{layer.name}": layer.measured[1] for layer in trace.body}
+    # Losses that training made small make all gradients small.
+    slope = float(trace.slopes.mean())
+    if not slope:
+        return skip_finding(GRADIENT, "the loss has no gradient at the logits")
+    norms = {f"{GRADIENT}/{layer.name}": layer.measured[1] / slope for layer in trace.body}
     about = "gradients of layers on the client's own pictures"
     changes = []
     for name, norm in norms.items():

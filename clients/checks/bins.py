@@ -1,9 +1,12 @@
 """Whether hidden units sort tokens or pictures into bins, so that each is alone in one: the mark of imprinting."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
-from fedmjp.clients.checks.base import Finding, Incoming, derive_limit, largest_of, make_finding, skip_finding
+from fedmjp.clients.checks.base import Finding, Incoming, derive_limit, make_finding, skip_finding
+from fedmjp.clients.checks.disaggregation import LEARNED
 from fedmjp.clients.checks.parallel import COSINE, may_have_parallel_rows, unit_rows
 from fedmjp.clients.checks.trace import Layer, Trace
 
@@ -11,6 +14,7 @@ ALONE = "alone in a unit"
 OUTWEIGHS = 100.0  # how much more than all others together, to be alone
 FEWEST = 8  # units of a layer
 FIRST, FACTOR, MOST = 0.15, 1.5, 0.5
+DEVIATIONS = 4.0  # of the binomial distribution, that chance is allowed
 
 
 def check_bins(incoming: Incoming, trace: Trace) -> list[Finding]:
@@ -24,15 +28,36 @@ def check_bins(incoming: Incoming, trace: Trace) -> list[Finding]:
     layers = [layer for layer in linear if layer.gradients.shape[2] >= FEWEST]
     if not layers or len(trace.losses) < 2:
         return [skip_finding(ALONE, "there is no linear layer before the head, or one picture alone")]
-    value = largest_of(_share_alone(layer) for layer in layers)
-    limit = derive_limit(incoming.history.get(ALONE, ()), first=FIRST, factor=FACTOR, most=MOST)
+    # Pictures that are learned already have small gradients in every unit, which no server's bins make.
+    scale = torch.where(trace.slopes > LEARNED, 1 / trace.slopes, 0.0).to(trace.logits.dtype)
+    limits = [max(FIRST, _share_by_chance(layer)) for layer in layers]
+    shares = [_share_alone(layer, scale) for layer in layers]
+    value, first = max(zip(shares, limits, strict=True), key=lambda pair: pair[0] / pair[1])
+    limit = derive_limit(incoming.history.get(ALONE, ()), first=first, factor=FACTOR, most=max(MOST, first))
     return [
         make_finding(ALONE, value, limit, "the share of a layer's units whose gradient is of one token", {ALONE: value})
     ]
 
 
-def _share_alone(layer: Layer) -> float:
-    visible, gradients = layer.inputs.flatten(0, 1), layer.gradients.flatten(0, 1)
+def _share_by_chance(layer: Layer) -> float:
+    """Bound the share of units that one of n rows alone activates by chance.
+
+    The shares q of rows that activate a unit are taken for sparse, with a density of q^(-1/2) / 2. Then
+    n / 2 B(3/2, n) of the units are alone on average.
+    """
+    rows, units = len(layer.gradients.flatten(0, 1)), layer.gradients.shape[2]
+    share = rows / 2 * math.exp(math.lgamma(1.5) + math.lgamma(rows) - math.lgamma(rows + 1.5))
+    return share + DEVIATIONS * math.sqrt(share * (1 - share) / units)
+
+
+def _share_alone(layer: Layer, scale: Tensor) -> float:
+    """Compute the share of units that are alone.
+
+    Args:
+        layer: The layer.
+        scale: Factors of the pictures' gradients (pictures,).
+    """
+    visible, gradients = layer.inputs.flatten(0, 1), (layer.gradients * scale[:, None, None]).flatten(0, 1)
     lengths = visible.norm(dim=1, keepdim=True)
     shares = [_alone(gradients.abs() * lengths)]
     neighbours = _neighbours(layer.module.weight.detach(), layer.module.bias)

@@ -10,6 +10,7 @@ FEWER = "effective pictures"
 # Beyond the most, one picture is as good as alone in the gradient, whoever made it so.
 SNR_FIRST, SNR_FACTOR, SNR_MOST = 10.0, 3.0, 100.0
 FEWER_FIRST, FEWER_FACTOR = 10.0, 2.0
+LEARNED = 1e-6  # norm of the loss' gradient at the logits, below which rounding is what remains
 
 
 def check_disaggregation(incoming: Incoming, trace: Trace) -> list[Finding]:
@@ -23,7 +24,10 @@ def check_disaggregation(incoming: Incoming, trace: Trace) -> list[Finding]:
         return [skip_finding(name, "one picture has no others to stand out from") for name in (SNR, FEWER)]
     ratios, fewer = [], [1.0]
     for layer in trace.body:
-        norms = layer.by_picture
+        # Of a learned picture the loss has a small gradient, which no weights of a server make.
+        norms = (layer.by_picture / trace.slopes)[trace.slopes > LEARNED]
+        if len(norms) < 2:
+            continue
         largest, total = float(norms.max()), float(norms.sum())
         if total == 0:
             continue
@@ -37,7 +41,7 @@ def check_disaggregation(incoming: Incoming, trace: Trace) -> list[Finding]:
             SNR,
             worst,
             derive_limit(earlier.get(SNR, ()), first=SNR_FIRST, factor=SNR_FACTOR, most=SNR_MOST),
-            "how far the gradient of one picture stands out of a layer's",
+            "how far one picture stands out of a layer's gradient, for its loss",
             {SNR: worst},
         ),
         make_finding(

@@ -24,7 +24,7 @@ def check_head(incoming: Incoming, trace: Trace) -> list[Finding]:
         trace: Of the pictures through the model.
     """
     certain = trace.exact / len(trace.losses)
-    findings = [make_finding(CERTAIN, certain, 0.0, "pictures with a class of probability exactly zero or one")]
+    findings = [make_finding(CERTAIN, certain, 0.0, "pictures with a class of probability zero, or a wrong one of one")]
     if trace.head is None:
         return [*findings, *(skip_finding(name, "no linear layer gives the logits") for name in (BIAS, ROWS))]
     bias: Tensor | None = trace.head.bias

@@ -17,6 +17,7 @@ CHUNK = 1024  # rows that are compared at a time
 POWERS = 30  # steps of the power method
 ROWS_LIMIT = 0.05
 RANK_LIMIT, RANK_FIRST = 4.0, 1 / 1.05
+NARROW = 1.2  # stable rank; honest steps of large rates collapse wider ones as fast, to 1.7 in a round
 
 
 def check_structure(incoming: Incoming) -> list[Finding]:
@@ -35,7 +36,7 @@ def check_structure(incoming: Incoming) -> list[Finding]:
         lines, rows, rank = _constant(matrix), _parallel(matrix), _stable_rank(matrix)
         if past is not None:
             lines, rows = lines and lines - _constant(past), rows and rows - _parallel(past)
-            rank /= _stable_rank(past)
+            rank = max(rank / _stable_rank(past), 0.0 if rank < NARROW else 1.0)
         constant, parallel = max(constant, (lines, name)), max(parallel, (rows, name))
         collapse = max(collapse, (1 / rank, name))
     limit = RANK_LIMIT if previous else RANK_FIRST

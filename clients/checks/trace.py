@@ -69,10 +69,11 @@ class Trace:
 
     logits: Tensor  # (pictures, classes)
     losses: Tensor  # (pictures,)
+    slopes: Tensor  # (pictures,) norms of the losses' gradients at the logits
     body: tuple[Layer, ...]
     head: nn.Linear | None  # that gave the logits
     silent: tuple[str, ...]  # layers that give the same for all pictures, though these differ where they enter
-    exact: int  # pictures with a class of probability exactly zero or one, in float64
+    exact: int  # pictures with a class of probability exactly zero, or a wrong one of exactly one, in float64
 
 
 @dataclass
@@ -91,10 +92,16 @@ def trace_model(incoming: Incoming) -> Trace:
         incoming: The model, pictures and labels.
     """
     like = next((tensor for tensor in incoming.model.parameters() if tensor.is_floating_point()), incoming.images)
-    images = incoming.images[:MOST_PICTURES].detach().to(like).clone().requires_grad_()
+    images = incoming.images[:MOST_PICTURES].detach().to(like.device)
+    if images.is_floating_point():  # and no tokens
+        images = images.to(like.dtype).clone().requires_grad_()
     labels = incoming.labels[:MOST_PICTURES].to(like.device)
     uses: list[_Use] = []
-    with torch.enable_grad(), _evaluating(incoming.model), _watching(incoming.model, uses):
+    # cuDNN differentiates recurrent layers in training mode alone.
+    with (
+        torch.enable_grad(), torch.backends.cudnn.flags(enabled=False), _evaluating(incoming.model),
+        _watching(incoming.model, uses),
+    ):  # fmt: skip
         logits = _logits(incoming.model(images), labels)
         losses = F.cross_entropy(logits, labels, reduction="none")
         reached = [use for use in uses if use.output.requires_grad]
@@ -105,10 +112,12 @@ def trace_model(incoming: Incoming) -> Trace:
         (use for use in reversed(uses) if isinstance(use.module, nn.Linear) and use.output.shape == logits.shape), None
     )
     probabilities = logits.detach().double().softmax(dim=1)
-    exact = ((probabilities == 0) | (probabilities == 1)).any(dim=1)
+    targets = labels.double() if labels.ndim == 2 else F.one_hot(labels, probabilities.shape[1]).double()
+    exact = ((probabilities == 0) | ((probabilities == 1) & (targets == 0))).any(dim=1)
     return Trace(
         logits=logits.detach(),
         losses=losses.detach(),
+        slopes=(probabilities - targets).norm(dim=1),
         body=tuple(_layers([pair for pair in zip(reached, slopes, strict=True) if pair[0] is not head], len(images))),
         head=head.module if head is not None and isinstance(head.module, nn.Linear) else None,
         silent=tuple(sorted({use.name for use in uses if _is_silent(use)})),

@@ -3,18 +3,14 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from flwr.app import Message, RecordDict
-from torch import Tensor
 
 from fedmjp.clients.gate.policy import Clear
+from fedmjp.clients.gate.reading import ReplyReading
 from fedmjp.clients.gate.reasons import Reason
-from fedmjp.clients.replies import Update
+from fedmjp.texts import printable
 
 SHOWN = 40  # letters of a name that a ledger holds
-LEGACY = "fitres."  # how Flower's NumPyClient calls its records
-# What Flower itself puts into replies of a NumPyClient.
-OF_FLOWER = frozenset({"keep_input", "code", "message"})
 
 
 def list_leaving(content: RecordDict) -> tuple[str, ...]:
@@ -26,19 +22,20 @@ def list_leaving(content: RecordDict) -> tuple[str, ...]:
     lines = []
     for name, record in content.array_records.items():
         size = sum(len(array.data) for array in record.values())
-        lines.append(f"{name[:SHOWN]}: {len(record)} arrays, {size} bytes")
+        lines.append(f"{printable(name)[:SHOWN]}: {len(record)} arrays, {size} bytes")
     for name, values in _plain(content):
-        lines.append(f"{name[:SHOWN]}: " + (", ".join(sorted(str(key)[:SHOWN] for key in values)[:16]) or "nothing"))
+        keys = sorted(printable(str(key))[:SHOWN] for key in values)[:16]
+        lines.append(f"{printable(name)[:SHOWN]}: {', '.join(keys) or 'nothing'}")
     return tuple(lines)
 
 
-def find_clear_refusal(content: RecordDict, policy: Clear, update: Update | None = None) -> Reason | None:
+def find_clear_refusal(content: RecordDict, policy: Clear, reading: ReplyReading | None = None) -> Reason | None:
     """Find why what leaves in clear may not leave.
 
     Args:
         content: Of the reply.
         policy: What may leave in clear.
-        update: Of the reply, whose whole numbers leave in clear as well.
+        reading: Of the reply, whose whole numbers and new names leave in clear as well.
 
     Returns:
         The reason; None if all may leave.
@@ -50,11 +47,8 @@ def find_clear_refusal(content: RecordDict, policy: Clear, update: Update | None
             text += len(str(key))
             counted, letters = _size(value)
             numbers, text = numbers + counted, text + letters
-            if policy.names is not None and key not in (*policy.names, *OF_FLOWER) and not name.startswith(LEGACY):
-                return Reason.NAMES
-    if update is not None:
-        text += sum(len(name) for name in update.tensors if name not in update.base)
-        numbers += sum(_counters(tensor, update.base[name]) for name, tensor in update.tensors.items())
+    if reading is not None:
+        text, numbers = text + reading.letters, numbers + reading.counters
     if numbers > policy.values:
         return Reason.NUMBERS
     if text > policy.bytes:
@@ -110,10 +104,3 @@ def _size(value: object) -> tuple[int, int]:
         sizes = [_size(item) for item in value]
         return sum(size[0] for size in sizes), sum(size[1] for size in sizes)
     return 1, 0
-
-
-def _counters(tensor: Tensor, base: Tensor) -> int:
-    """Count whole numbers that differ from those that were sent: they leave as they are."""
-    if tensor.is_floating_point():
-        return 0
-    return int(torch.count_nonzero(tensor.to(torch.int64) != base.to(torch.int64)))

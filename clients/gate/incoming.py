@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from fedmjp.clients.checks import Finding, Incoming, examine_model, remember
 from fedmjp.clients.gate.policy import Policy
+from fedmjp.clients.gate.reading import ReplyReading
 from fedmjp.clients.gate.watching import Observation
-from fedmjp.clients.replies import SentArrays, Update
+from fedmjp.clients.replies import SentArrays
 from fedmjp.errors import RecordError
 from fedmjp.records import load_tensors, save_tensors
 
@@ -79,20 +80,23 @@ class ModelChecks:
         self._kept |= {f"previous/{name}": tensor for name, tensor in weights.items()}
         return [finding for finding in self.findings if finding.suspicious]
 
-    def keep(self, update: Update) -> None:
+    def keep(self, reading: ReplyReading) -> None:
         """Keep this round for the next one, once it is known what leaves.
 
         Args:
-            update: That leaves.
+            reading: Of the reply that leaves.
         """
         names = [name.removeprefix("previous/") for name in self._kept if name.startswith("previous/")]
         if not names:
             return
-        sign = -1.0 if update.kind == "gradient" else 1.0
-        change = update.change
-        # A reply without names has the order of the model's own.
-        keys = dict(zip(names, change, strict=True)) if len(names) == len(change) else {}
-        moved = {f"update/{name}": sign * change[key] for name, key in keys.items() if change[key].is_floating_point()}
+        moved: dict[str, Tensor] = {}
+        for update, *_ in reading.updates:
+            sign, change = -1.0 if update.kind == "gradient" else 1.0, update.change
+            # A reply without names has the order of the model's own.
+            unnamed = dict(zip(names, change, strict=True)) if len(names) == len(change) else {}
+            keys = {name: name for name in names} if change.keys() >= set(names) else unnamed
+            moved |= {f"update/{name}": sign * change[key] for name, key in keys.items() if name not in moved}
+        moved = {name: tensor for name, tensor in moved.items() if tensor.is_floating_point()}
         self._folder.mkdir(mode=0o700, exist_ok=True)
         fields = {"run": self._run, "history": json.dumps({name: list(v) for name, v in self._history.items()})}
         save_tensors(self._path, {**self._kept, **moved}, fields)

@@ -15,6 +15,7 @@ from typing import Literal, TextIO
 
 from pydantic import ConfigDict, Field
 
+from fedmjp.clients.gate.reasons import Reason, RefusedError
 from fedmjp.config import Config
 from fedmjp.errors import ConfigError, DefenceError
 
@@ -39,6 +40,7 @@ class Entry(Config):
     time: str = ""  # UTC, of the writing
     place: Literal["app", "node"] = "app"  # beside the app, or in the SuperNode
     run: int
+    node: int = 0
     round: str
     kind: str  # of the message
     verdict: Verdict
@@ -47,7 +49,12 @@ class Entry(Config):
     steps: int | None = None
     outcomes: tuple[Outcome, ...] = ()
     checks: tuple[str, ...] = ()  # what was suspicious of the model that came in
+    not_judged: int = 0  # bytes of arrays that did not come in: a channel that is open
+    form: str = ""  # SHA-256 of names, types and shapes of the arrays that leave, where some are not judged
     leaves: tuple[str, ...] = ()
+    policy: str = ""  # SHA-256 of the policy that was accepted
+    bits: int = 0  # in clear
+    reply_form: str = ""  # digest of which records, names and lengths the reply has
     sha256: str = ""  # of the arrays that leave
     multiplier: float | None = None  # of the noise
     seconds: float = 0.0
@@ -65,18 +72,22 @@ class GateLedger:
         if not self.path.absolute().parent.is_dir():
             raise ConfigError(f"ledger {str(path)!r}: its folder does not exist; make it first")
 
-    def append(self, entry: Entry, *, delta: float = 1e-5, budget: float | None = None) -> float | None:
+    def append(
+        self, entry: Entry, *, delta: float = 1e-5, budget: float | None = None, run_bits: int | None = None
+    ) -> float | None:
         """Write an entry, so that it outlives a crash.
 
         Args:
             entry: What was decided about a message.
             delta: At which epsilon is stated.
             budget: Epsilon of all defended uploads that must not be exceeded; None counts only.
+            run_bits: In clear of all replies of a run that must not be exceeded; None counts only.
 
         Returns:
             Epsilon of all defended uploads, if this one has noise.
 
         Raises:
+            RefusedError: If the run's bits in clear do not allow it.
             DefenceError: If the budget does not allow it, or the file is damaged or cannot be written. Nothing may
                 leave then.
         """
@@ -87,6 +98,8 @@ class GateLedger:
                     epsilon = compose_epsilon([*self._parse(file), entry], delta)
                     if budget is not None and epsilon > budget:
                         raise DefenceError(f"the privacy budget, epsilon {budget:g}, does not allow another upload")
+                if run_bits is not None and entry.bits + sum_bits(self._parse(file), entry) > run_bits:
+                    raise RefusedError(Reason.RUN_BITS)
                 self._end_of_whole_lines(file)
                 now = datetime.now(UTC).isoformat(timespec="seconds")
                 file.write(entry.model_copy(update={"time": now}).model_dump_json(exclude_defaults=True) + "\n")
@@ -120,6 +133,17 @@ class GateLedger:
             for entry in self.entries()
         )
 
+    def first_form(self, run: int) -> str | None:
+        """Return the form of the first arrays that left in a run and were not judged.
+
+        Args:
+            run: Identifier of the run.
+        """
+        if not self.path.exists():
+            return None
+        passed = (entry for entry in self.entries() if entry.verdict != "refused" and entry.place == "app")
+        return next((entry.form for entry in passed if entry.run == run and entry.form), None)
+
     def _parse(self, file: TextIO) -> list[Entry]:
         file.seek(0)
         entries = []
@@ -149,6 +173,33 @@ class GateLedger:
         with os.fdopen(descriptor, "r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
             yield file
+
+
+def sum_bits(entries: Sequence[Entry], like: Entry) -> int:
+    """Add up the bits in clear that a node's replies of a run held.
+
+    Args:
+        entries: Of the ledger.
+        like: Has the run, the node and the place.
+    """
+    return sum(entry.bits for entry in entries if _stream(entry) == _stream(like))
+
+
+def find_last_form(entries: Sequence[Entry], like: Entry) -> str:
+    """Find the form of a node's last reply of a kind in a run; empty before the first.
+
+    Args:
+        entries: Of the ledger.
+        like: Has the run, the node, the place and the kind.
+    """
+    forms = (
+        entry.reply_form for entry in reversed(entries) if _stream(entry) == _stream(like) and entry.kind == like.kind
+    )
+    return next((form for form in forms if form), "")
+
+
+def _stream(entry: Entry) -> tuple[int, int, str]:
+    return entry.run, entry.node, entry.place
 
 
 def compose_epsilon(entries: Sequence[Entry], delta: float) -> float:

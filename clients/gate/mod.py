@@ -12,14 +12,17 @@ from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common import log
 
+from fedmjp.clients.gate.acceptance import require_accepted
 from fedmjp.clients.gate.clear import find_bounds_refusal, find_clear_refusal, is_within, list_leaving
 from fedmjp.clients.gate.incoming import ModelChecks
-from fedmjp.clients.gate.ledger import Entry, GateLedger
+from fedmjp.clients.gate.ledger import Entry, GateLedger, find_last_form
 from fedmjp.clients.gate.policy import Answer, Policy
+from fedmjp.clients.gate.reading import ReplyReading, read_reply
 from fedmjp.clients.gate.reasons import Reason, RefusedError, refusal
-from fedmjp.clients.gate.self_attack import AttackResults, try_upload
+from fedmjp.clients.gate.rebuilding import Rebuilder, Rebuilt
+from fedmjp.clients.gate.self_attack import AttackResults, try_reading, try_upload
 from fedmjp.clients.gate.watching import Observation, TrainingWatch
-from fedmjp.clients.replies import SentArrays, Update, read_update
+from fedmjp.clients.replies import SentArrays, Update
 from fedmjp.errors import DefenceError
 from fedmjp.randomness import Randomness, SystemRandomness
 from fedmjp.texts import printable
@@ -28,6 +31,7 @@ STRICTEST: tuple[Answer, ...] = ("refuse", "defend", "say")
 WHO = "gate"
 LONGEST = 1000  # letters of an app's error that the log at the site tells
 KINDS = {"pictures": Reason.PICTURES, "features": Reason.FEATURES, "labels": Reason.LABELS}
+UNKNOWN = frozenset({Reason.UNSEEN, Reason.UNJUDGED})  # what no defence makes up for
 AFTER = ("patch_embedding_wiener", dict[str, Any]())  # what a defended upload is tried with besides
 
 
@@ -48,7 +52,8 @@ class UploadGate:
         clock: Seconds that the ledger counts.
 
     Raises:
-        ConfigError: If the policy cannot be read, or the ledger's folder does not exist.
+        ConfigError: If the policy cannot be read or changed since it was accepted, or the ledger's folder does not
+            exist.
     """
 
     def __init__(
@@ -64,6 +69,8 @@ class UploadGate:
         else:
             self.policy, path = Policy.read(Path(policy))
         self.ledger = GateLedger(path)
+        if not isinstance(policy, Policy):
+            require_accepted(Path(policy), self.ledger)
         self.randomness, self.clock = randomness or SystemRandomness(), clock
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -98,7 +105,11 @@ class _Visit:
         self.stop: Reason | None = None  # why training was ended
         self.checks = ModelChecks(self.policy, gate.ledger.path, metadata.dst_node_id, metadata.run_id)
         self.entry = Entry(
-            run=metadata.run_id, round=str(metadata.group_id), kind=metadata.message_type, verdict="refused"
+            run=metadata.run_id,
+            node=metadata.dst_node_id,
+            round=str(metadata.group_id),
+            kind=metadata.message_type,
+            verdict="refused",
         )
 
     def reply(self, context: Context, call_next: ClientAppCallable) -> Message:
@@ -113,7 +124,8 @@ class _Visit:
         """
         if reason := find_bounds_refusal(self.message, self.policy.bounds):
             raise RefusedError(reason)
-        sent = SentArrays(self.message)  # before the app runs, which may change the message
+        # Before the app runs, which may change the message.
+        sent, rebuilder = SentArrays(self.message), Rebuilder(self.message, self.policy)
         with TrainingWatch(lambda observed: self._check_model(observed, sent)).watching() as observed:
             reply = self._called(context, call_next)
         if self.stop is not None:  # whatever the app made of it
@@ -123,20 +135,23 @@ class _Visit:
             # Whatever text the app put there is as good a way out as any.
             _tell_site(reply.error.reason or "no reason given")
             raise RefusedError(Reason.ANSWERED)
-        self._say(leaves=list_leaving(reply.content))
-        update = None
-        if self.message.metadata.message_type.split(".")[0] == "train":
-            update = read_update(reply, sent, self.policy.kind, WHO)
-        elif reply.content.array_records:
+        training = self.message.metadata.message_type.split(".")[0] == "train"
+        if reply.content.array_records and not training:
             raise RefusedError(Reason.ARRAYS)
-        if reason := find_clear_refusal(reply.content, self.policy.clear, update):
+        rebuilt = rebuilder.rebuild(reply.content)
+        reply = Message(rebuilt.content, reply_to=self.message)
+        self._say(leaves=list_leaving(rebuilt.content))
+        reading = read_reply(reply, sent, self.policy.kind, WHO) if training else None
+        if reason := find_clear_refusal(rebuilt.content, self.policy.clear, reading):
             raise RefusedError(reason)
-        if update is not None:
-            self._judge(reply, update, observed)
-            self.checks.keep(update)
-        self._say(sha256=reply.content.object_id)
-        # Anew, so that nothing leaves in what is said about the reply.
-        return Message(reply.content, reply_to=self.message)
+        if reading is not None:
+            self._judge(reply, reading, observed)
+            self.checks.keep(reading)
+            if self.policy.rounds or self.entry.verdict == "defended":
+                rebuilt = rebuilder.rebuild(rebuilt.content, rounding=self.policy.rounds)
+        self._count_bits(rebuilt)
+        self._say(sha256=rebuilt.content.object_id)
+        return Message(rebuilt.content, reply_to=self.message)
 
     def note(self, policy: Policy) -> None:
         """Write what was decided to the disk.
@@ -150,7 +165,8 @@ class _Visit:
         if self.entry.verdict == "refused":  # until something better is known
             self._say(verdict="passed")
         self._time()
-        self.gate.ledger.append(self.entry, delta=policy.delta, budget=policy.budget)
+        limits: dict[str, Any] = {"budget": policy.budget, "run_bits": policy.clear.run_bits}
+        self.gate.ledger.append(self.entry, delta=policy.delta, **limits)
 
     def refused(self, reason: Reason, *details: str) -> Message:
         """Make an error in place of the reply.
@@ -160,7 +176,7 @@ class _Visit:
             details: For the site's ledger alone.
         """
         reasons = (reason, *self.entry.reasons, *details)
-        self._say(verdict="refused", reasons=reasons, sha256="", multiplier=None)
+        self._say(verdict="refused", reasons=reasons, sha256="", multiplier=None, bits=0, reply_form="")
         self._time()
         try:
             self.gate.ledger.append(self.entry)
@@ -200,14 +216,15 @@ class _Visit:
         if bound is not None and not all(is_within(rate, bound) for rate in observed.learning_rates):
             raise RefusedError(Reason.RATE)
 
-    def _judge(self, reply: Message, update: Update, observed: Observation) -> None:
+    def _judge(self, reply: Message, reading: ReplyReading, observed: Observation) -> None:
         """Leave the reply as it is, or put defended arrays into it.
 
         Raises:
             RefusedError: If neither may leave.
         """
-        results = try_upload(update, observed, psnr=self.policy.psnr, search=self._search())
-        answers = self._answers(update, observed, results)
+        self._require_form(reading)
+        results = try_reading(reading, observed, psnr=self.policy.psnr, search=self._search())
+        answers = self._answers(reading, observed, results)
         answer: Answer = next((strict for strict in STRICTEST if strict in answers), "say")
         self._say(outcomes=results.outcomes, reasons=(*self.entry.reasons, *(answers.get(answer) or ())))
         if answer == "refuse":
@@ -215,24 +232,39 @@ class _Visit:
             self._say(reasons=tuple(further))
             raise RefusedError(first)
         if answer == "defend" or self.policy.defend == "always":
-            self._defend(reply, update, observed)
+            self._defend(reply, reading.only_update(), observed)
+
+    def _require_form(self, reading: ReplyReading) -> None:
+        """Note what nobody can judge; it keeps the form that it had in the run's first round.
+
+        Raises:
+            RefusedError: If it has another one.
+        """
+        if not (size := reading.unjudged_bytes):
+            return
+        self._say(not_judged=size, form=reading.form)
+        if self.gate.ledger.first_form(self.entry.run) not in (None, reading.form):
+            raise RefusedError(Reason.FORM)
 
     def _search(self) -> tuple[str, Any] | None:
         search = self.policy.search
         return (search.attack, search.options) if search.every and secrets.randbelow(search.every) == 0 else None
 
-    def _answers(self, update: Update, observed: Observation, results: AttackResults) -> dict[Answer, list[Reason]]:
+    def _answers(
+        self, reading: ReplyReading, observed: Observation, results: AttackResults
+    ) -> dict[Answer, list[Reason]]:
         """Collect the policy's answers and their reasons."""
         reasons: list[tuple[Answer, Reason]] = []
         if not observed.rows:
             reasons.append((self.policy.unseen, Reason.UNSEEN))
-        else:
-            pictures = min(observed.pictures, update.examples or observed.pictures)
-            if pictures < self.policy.fewest_pictures:
-                reasons.append((self.policy.pictures, Reason.FEW))
+        if reading.unjudged_bytes:
+            reasons.append((self.policy.unjudged, Reason.UNJUDGED))
+        counts = [count for count in (observed.pictures, reading.examples) if count]
+        if counts and min(counts) < self.policy.fewest_pictures:
+            reasons.append((self.policy.pictures, Reason.FEW))
         reasons += [(getattr(self.policy, kind), reason) for kind, reason in KINDS.items() if results.came_back(kind)]
         if self.policy.defend == "always":  # what comes back counts once the update is defended
-            reasons = [(answer if reason is Reason.UNSEEN else "defend", reason) for answer, reason in reasons]
+            reasons = [(answer if reason in UNKNOWN else "defend", reason) for answer, reason in reasons]
         answers: dict[Answer, list[Reason]] = {}
         for answer, reason in reasons:
             answers.setdefault(answer, []).append(reason)
@@ -249,6 +281,17 @@ class _Visit:
             raise RefusedError(Reason.DEFENCE)
         reply.content[update.key] = record
         self._say(verdict="defended", multiplier=self.policy.multiplier, leaves=list_leaving(reply.content))
+
+    def _count_bits(self, rebuilt: Rebuilt) -> None:
+        """Count what leaves in clear.
+
+        Raises:
+            RefusedError: If it is more than a reply may hold.
+        """
+        if rebuilt.count_bits("") > self.policy.clear.reply_bits:
+            raise RefusedError(Reason.REPLY_BITS)
+        last_form = find_last_form(self.gate.ledger.entries(), self.entry) if self.gate.ledger.path.exists() else ""
+        self._say(bits=rebuilt.count_bits(last_form), reply_form=rebuilt.form_digest)
 
     def _say(self, **values: Any) -> None:
         self.entry = self.entry.model_copy(update=values)

@@ -6,6 +6,7 @@ if nothing in the tensors themselves gives a picture away. Everything is sent an
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +16,11 @@ from fedmjp.clients.gate import flower
 from fedmjp.clients.gate.clear import find_bounds_refusal, find_clear_refusal
 from fedmjp.clients.gate.ledger import Entry, GateLedger, Outcome
 from fedmjp.clients.gate.policy import Policy
+from fedmjp.clients.gate.reading import ReplyReading, read_reply
 from fedmjp.clients.gate.reasons import Reason, RefusedError, read_reason, refusal
+from fedmjp.clients.gate.rebuilding import Rebuilder, Rebuilt
 from fedmjp.clients.gate.self_attack import try_tensors
-from fedmjp.clients.replies import SentArrays, read_update
+from fedmjp.clients.replies import SentArrays
 from fedmjp.errors import DefenceError
 
 
@@ -36,6 +39,9 @@ class NodeGate:
     def __init__(self, policy: Policy, ledger: GateLedger) -> None:
         self.policy, self.ledger = policy, ledger
         self._arrived: dict[str, Message] = {}  # messages that wait for their replies, by identifier
+        self._forms: dict[tuple[int, str], str] = {}  # of the last replies, by run and kind
+        self._first_forms: dict[int, str] = {}  # of arrays that were not judged, by run
+        self._bits = Counter[int]()  # in clear, by run
 
     def install(self) -> None:
         """Have this process's SuperNode use the gate."""
@@ -100,7 +106,7 @@ class NodeGate:
 
         def gated(message: Message, tree: Any, runtime: float) -> flower.PushAnswer:
             leaving = self._judged(message, tree, object_store)
-            return flower.send_whole(leaving, send, push_object, runtime)
+            return flower.send_whole(leaving, send, push_object, float(round(runtime)))
 
         original(**{**named, "send": gated})
 
@@ -116,12 +122,12 @@ class NodeGate:
             raise flower.LostReplyError  # Flower tells its log, and sends nothing
         outcomes: tuple[Outcome, ...] = ()
         details: tuple[str, ...] = ()
-        content, reason = None, None
+        rebuilt, reason = None, None
         try:
             reply = flower.await_reply(message.metadata.message_id, tree, object_store)
             if reply.has_error():
                 raise RefusedError(read_reason(reply.error) or Reason.ANSWERED)
-            outcomes, content = self._require_allowed(message_sent, reply), reply.content
+            outcomes, rebuilt = self._require_allowed(message_sent, reply)
         except RefusedError as error:
             reason = error.reason
         except DefenceError as error:
@@ -129,20 +135,22 @@ class NodeGate:
         except Exception as error:  # noqa: BLE001 (whatever it is, the reply must not leave)
             reason, details = Reason.ERROR, (type(error).__name__,)
         try:
-            self._note(message_sent, reason, details, outcomes, time.perf_counter() - began)
+            self._note(message_sent, reason, details, outcomes, rebuilt, time.perf_counter() - began)
+        except RefusedError as error:
+            reason = error.reason
         except DefenceError:
             reason = Reason.LEDGER
         return (
-            Message(content, reply_to=message_sent)
-            if content is not None and reason is None
+            Message(rebuilt.content, reply_to=message_sent)
+            if rebuilt is not None and reason is None
             else refusal(message_sent, reason or Reason.ERROR)
         )
 
-    def _require_allowed(self, message: Message, reply: Message) -> tuple[Outcome, ...]:
-        """Attack the tensors of a reply, and refuse it where the policy does.
+    def _require_allowed(self, message: Message, reply: Message) -> tuple[tuple[Outcome, ...], Rebuilt]:
+        """Attack the tensors of a reply, refuse it where the policy does, and build it anew.
 
         Returns:
-            What the attacks found.
+            What the attacks found, and what leaves.
 
         Raises:
             RefusedError: If the reply may not leave.
@@ -151,19 +159,39 @@ class NodeGate:
             raise RefusedError(reason)
         if not self.ledger.approved(flower.hash_content(reply.content), message.metadata.run_id):
             raise RefusedError(Reason.UNGATED)
-        update = None
-        if message.metadata.message_type.split(".")[0] == "train":
-            update = read_update(reply, SentArrays(message), self.policy.kind, "gate")
-        elif reply.content.array_records:
+        training = message.metadata.message_type.split(".")[0] == "train"
+        if reply.content.array_records and not training:
             raise RefusedError(Reason.ARRAYS)
-        if reason := find_clear_refusal(reply.content, self.policy.clear, update):
+        rebuilder = Rebuilder(message, self.policy)
+        rebuilt = rebuilder.rebuild(reply.content)
+        judged = Message(rebuilt.content, reply_to=message)
+        reading = read_reply(judged, SentArrays(message), self.policy.kind, "gate") if training else None
+        if reason := find_clear_refusal(rebuilt.content, self.policy.clear, reading):
             raise RefusedError(reason)
-        if update is None:
-            return ()
-        results = try_tensors(update)
+        if rebuilt.count_bits("") > self.policy.clear.reply_bits:
+            raise RefusedError(Reason.REPLY_BITS)
+        if reading is None:
+            return (), rebuilt
+        self._require_form(message.metadata.run_id, reading)
+        results = try_tensors(reading)
         if self.policy.pictures != "say" and any(outcome.came_back for outcome in results.outcomes):
             raise RefusedError(Reason.FEW)
-        return results.outcomes
+        if self.policy.rounds:
+            rebuilt = rebuilder.rebuild(rebuilt.content, rounding=True)
+        return results.outcomes, rebuilt
+
+    def _require_form(self, run: int, reading: ReplyReading) -> None:
+        """Hold arrays that nobody can judge against the policy, and against the form that the run's first had.
+
+        Raises:
+            RefusedError: If they may not leave, or have another form.
+        """
+        if not reading.unjudged_bytes:
+            return
+        if self.policy.unjudged == "refuse":
+            raise RefusedError(Reason.UNJUDGED)
+        if self._first_forms.setdefault(run, reading.form) != reading.form:
+            raise RefusedError(Reason.FORM)
 
     def _note(
         self,
@@ -171,17 +199,20 @@ class NodeGate:
         reason: Reason | None,
         details: tuple[str, ...],
         outcomes: tuple[Outcome, ...],
+        rebuilt: Rebuilt | None,
         seconds: float,
     ) -> None:
         """Write a verdict to the disk.
 
         Raises:
+            RefusedError: If the run's bits in clear do not allow the reply.
             DefenceError: If that fails.
         """
         metadata = message.metadata
         entry = Entry(
             place="node",
             run=metadata.run_id,
+            node=metadata.dst_node_id,
             round=str(metadata.group_id),
             kind=metadata.message_type,
             verdict="refused" if reason else "passed",
@@ -189,4 +220,21 @@ class NodeGate:
             outcomes=outcomes,
             seconds=round(seconds, 3),
         )
-        self.ledger.append(entry)
+        if rebuilt is None or reason is not None:
+            self.ledger.append(entry)
+            return
+        # In memory as well: the ledger is a file, which others may shorten.
+        stream = entry.run, entry.kind
+        entry = entry.model_copy(
+            update={"reply_form": rebuilt.form_digest, "bits": rebuilt.count_bits(self._forms.get(stream, ""))}
+        )
+        limit = self.policy.clear.run_bits
+        try:
+            if self._bits[entry.run] + entry.bits > limit:
+                raise RefusedError(Reason.RUN_BITS)
+            self.ledger.append(entry, run_bits=limit)
+        except RefusedError as error:
+            self.ledger.append(entry.model_copy(update={"verdict": "refused", "reasons": (error.reason,), "bits": 0}))
+            raise
+        self._forms[stream] = entry.reply_form
+        self._bits[entry.run] += entry.bits

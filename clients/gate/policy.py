@@ -19,9 +19,21 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 class Clear(Config):
     """How much may leave in clear beside the arrays: metrics, settings, counters among the arrays, errors."""
 
-    names: tuple[str, ...] | None = Field(None, description="of metrics and settings that may leave; by default any")
+    names: tuple[str, ...] | None = Field(
+        None, description="of records, metrics and settings that may leave, and of text; by default usual metrics"
+    )
     values: int = Field(64, ge=0, description="numbers in a reply, at most")
     bytes: int = Field(1024, ge=0, description="of text, in a reply, at most")
+    digits: int = Field(4, ge=1, le=17, description="significant ones of real numbers")
+    reply_bits: int = Field(512, ge=0, description="of all of that and of its names, in a reply, at most")
+    run_bits: int = Field(262_144, ge=0, description="of the same in all replies of a run, at most")
+
+
+class ListedArray(Config):
+    """An array that may leave although none like it came in."""
+
+    dtype: Literal["float16", "float32", "float64"] = "float32"
+    shape: tuple[Annotated[int, Field(ge=0)], ...]
 
 
 class Search(Config):
@@ -47,7 +59,8 @@ class Policy(Config):
     labels: Answer = Field("say", description="where labels come back")
     fewest_pictures: int = Field(8, ge=1, le=64, description="behind an upload; fewer count as pictures that come back")
     psnr: float = Field(20.0, gt=0, description="dB from which on a picture has come back")
-    unseen: Answer = Field("refuse", description="where the batches behind an upload were not seen")
+    unseen: Answer = Field("say", description="where the batches behind an upload were not seen")
+    unjudged: Literal["say", "refuse"] = Field("say", description="where arrays leave that did not come in")
     model_checks: Literal["off", "say", "refuse"] = Field("say", description="where a model that came in is suspicious")
     defences: Defences = Field((), description="what defends an upload, in order")
     defend: Literal["where_needed", "always"] = Field("where_needed", description="which updates are defended")
@@ -56,6 +69,12 @@ class Policy(Config):
     )
     budget: float | None = Field(None, gt=0, allow_inf_nan=False, description="epsilon over all uploads of the ledger")
     clear: Clear = Clear()
+    arrays: dict[str, str | ListedArray] = Field(
+        {}, description="beside those that came in: RECORD in the layout of another, or RECORD/ARRAY with a shape"
+    )
+    rounding: Literal["auto", "off", "grid"] = Field(
+        "auto", description="of changes that leave; auto is the grid where the policy has defences, else off"
+    )
     bounds: dict[str, tuple[float, float]] = Field(
         {"lr": (0.0, 1.0), "learning-rate": (0.0, 1.0)},
         description="of numbers in the server's messages, least and greatest; `learning-rate` also of the optimiser",
@@ -78,6 +97,11 @@ class Policy(Config):
         if self.budget is not None and self.multiplier is None:
             raise ValueError("a budget needs local_dp among the defences: nothing else has an epsilon to count")
         return self
+
+    @property
+    def rounds(self) -> bool:
+        """Tell whether changes are rounded before they leave."""
+        return bool(self.defences) if self.rounding == "auto" else self.rounding == "grid"
 
     @property
     def pipeline(self) -> Pipeline:

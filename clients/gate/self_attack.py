@@ -15,6 +15,7 @@ from torch import Tensor
 
 import fedmjp
 from fedmjp.clients.gate.ledger import Outcome
+from fedmjp.clients.gate.reading import ReplyReading
 from fedmjp.clients.gate.watching import Observation
 from fedmjp.clients.replies import Update
 from fedmjp.errors import AttackFailedError, BadInputError, Failure
@@ -27,6 +28,7 @@ from fedmjp.threat import FLOAT32, ThreatModel
 
 EXACT = ("labels", "class_token")  # attacks by name
 RANK_ONE = 1e-3  # share of a layer's gradient that one picture may leave unexplained
+TWO_CLASSES = 0.05  # share of a bias' change that further classes have
 NOISY = 0.05  # share of it that rounding may be, for anything to be told
 TELLING = 0.75  # patches per dimension, of which more leave open whether an upload is of one picture
 MOST = 32  # pictures that are separated: more take long, and are not certified
@@ -67,14 +69,42 @@ def try_upload(
     return AttackResults(tuple(outcomes))
 
 
-def try_tensors(update: Update) -> AttackResults:
+def try_reading(
+    reading: ReplyReading, observed: Observation, *, psnr: float, search: tuple[str, Mapping[str, Any]] | None = None
+) -> AttackResults:
+    """Run the exact attacks on every update that a reply may hold; of less likely readings what comes back counts.
+
+    Args:
+        reading: Of the reply as it would leave.
+        observed: What it was computed from, as far as it was seen.
+        psnr: dB from which on a picture has come back.
+        search: Name and options of a further attack.
+    """
+    outcomes: list[Outcome] = []
+    for likeliest, *further in reading.updates:
+        outcomes += try_upload(_as_gradient(likeliest, observed), observed, psnr=psnr, search=search).outcomes
+        for update in further:
+            results = try_upload(_as_gradient(update, observed), observed, psnr=psnr, search=search)
+            outcomes += [outcome for outcome in results.outcomes if outcome.came_back]
+    return AttackResults(tuple(outcomes))
+
+
+def try_tensors(reading: ReplyReading) -> AttackResults:
     """Run the attacks that need neither batches nor optimiser: they tell uploads of one example alone.
 
     Args:
-        update: As it would leave.
+        reading: Of the reply as it would leave.
     """
-    attempt = _Attempt(update, Observation(), psnr=math.inf)
-    return AttackResults((*attempt.one_example(), *attempt.one_picture()))
+    attempts = [_Attempt(update, Observation(), psnr=math.inf) for readings in reading.updates for update in readings]
+    return AttackResults(
+        tuple(outcome for attempt in attempts for outcome in (*attempt.one_example(), *attempt.one_picture()))
+    )
+
+
+def _as_gradient(update: Update, observed: Observation) -> Update:
+    """Take an update for a gradient where the app took no step."""
+    is_gradient = update.base is not update.weights and bool(observed.rows) and not observed.steps
+    return replace(update, kind="gradient") if is_gradient else update
 
 
 class _Attempt:
@@ -89,6 +119,8 @@ class _Attempt:
     def one_example(self) -> Iterator[Outcome]:
         """Look for a layer whose gradient has rank one: that of one example is a product with the bias' gradient."""
         for weight, bias in self._layers():
+            if _are_two_classes(self.change[bias]):
+                continue
             inputs = self._only_input(weight, bias)
             if inputs is not None:
                 yield Outcome(attack=f"rank one ({weight})", of=self._kind_of(inputs), came_back=1, among=self.count)
@@ -259,6 +291,13 @@ class _Attempt:
         spread = (truth - truth.mean(0)).norm(dim=1) if len(truth) > 1 else truth.norm(dim=1)
         nearest = torch.cdist(disclosed.features, truth).amin(0)
         return int((nearest <= EXACT_FEATURE * spread).sum())
+
+
+def _are_two_classes(vector: Tensor) -> bool:
+    """Tell whether a bias moved for two classes alone, one against the other: then its layer always has rank one."""
+    sizes = vector.double().abs().sort(descending=True).values
+    balanced = abs(float(vector.double().sum())) <= TWO_CLASSES * float(sizes.sum())
+    return balanced and float(sizes[2:].norm()) <= TWO_CLASSES * float(sizes.norm())
 
 
 def _alike(batches: list[Tensor]) -> bool:

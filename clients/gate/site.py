@@ -5,6 +5,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from fedmjp.clients.gate.acceptance import require_accepted
 from fedmjp.clients.gate.ledger import GateLedger
 from fedmjp.clients.gate.node import NodeGate
 from fedmjp.clients.gate.policy import Policy
@@ -23,13 +24,14 @@ def run_supernode(policy_file: Path, arguments: list[str]) -> None:
         arguments: Of ``flower-supernode``.
 
     Raises:
-        ConfigError: If the policy is none, or its ledger cannot lie where it says.
+        ConfigError: If the policy is none, changed since it was accepted, or its ledger cannot lie where it says.
         FederationError: If the server's name does not resolve.
     """
     if SERVER_OPTION in arguments[:-1]:
         require_resolved(arguments[arguments.index(SERVER_OPTION) + 1])
     policy, path = Policy.read(policy_file)
     ledger = GateLedger(path)
+    require_accepted(policy_file, ledger)
     programs = write_programs(policy_file, path)
     os.environ["PATH"] = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     NodeGate(policy, ledger).install()

@@ -1,10 +1,11 @@
-"""See what an app trains on while it runs, by public hooks of torch: nothing in the app changes.
+"""See what an app trains on while it runs, by hooks of torch: nothing in the app changes.
 
-Only what is trained in this process and thread's torch is seen. Where nothing is, the policy's ``unseen`` answers.
+Batches are tensors of any kind that enter a module: pictures, volumes, series, tables, tokens, in training or
+evaluation mode. A row counts once its loss' gradient went into a step; what is only passed through a network does not.
+Training in other processes, and without torch, is not seen: the policy's ``unseen`` answers.
 """
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,11 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-KEPT = 64  # pictures of which all is kept, to compare with
+from fedmjp.clients.gate.batches import Pass, is_batch
+
+KEPT = 64  # rows of which all is kept, to compare with
 LOSSES = ("cross_entropy", "nll_loss")  # of torch.nn.functional, which their modules call as well
-COUNTED = 64  # distinct pictures after which nobody needs to know how many more
+COUNTED = 64  # distinct rows after which nobody needs to know how many more
+LEAST = 1e-3  # a row whose gradient is a smaller share of the largest in its step hides nothing
+Optimiser = torch.optim.Optimizer
 
 
 @dataclass
@@ -26,7 +31,7 @@ class Observation:
     """What was seen of one call of an app. It never leaves the process."""
 
     module: nn.Module | None = None  # the outermost that was trained
-    images: list[Tensor] = field(default_factory=list)  # first batches, as they entered the module
+    images: list[Tensor] = field(default_factory=list)  # rows of the first batches, as they entered the module
     labels: list[Tensor] = field(default_factory=list)  # of all batches
     features: list[Tensor] = field(default_factory=list)  # what the last Linear read of the first batches
     rows: int = 0  # pictures with repeats
@@ -41,7 +46,7 @@ class Observation:
     @property
     def pictures(self) -> int:
         """Count distinct pictures, up to ``COUNTED``."""
-        return len(self.digests)
+        return min(len(self.digests), COUNTED)
 
 
 class TrainingWatch:
@@ -56,12 +61,11 @@ class TrainingWatch:
         self.seen = Observation()
         self._on_first_step = on_first_step
         self._depth = 0
-        self._pictured = False  # whether this pass has shown its pictures
-        self._rows = 0  # of this pass
-        self._labelled = True  # whether the labels of this pass are known
+        self._pass: Pass | None = None  # the one that is going on, or the last
+        self._pending: list[Pass] = []  # passes whose gradients no step has used yet
+        self._dropped: list[list[Pass]] = []  # passes whose gradients were cleared before a step
+        self._backward = -1  # number of the backward pass that is going on, or the last
         self._keeping = True  # whether what is compared with is still gathered
-        self._last: Tensor | None = None  # what the last Linear read in this pass
-        self._outermost: nn.Module | None = None
         self._paused = False  # while the callback runs the model itself
 
     @contextmanager
@@ -69,9 +73,10 @@ class TrainingWatch:
         """Keep the hooks in place while the context is open."""
         with ExitStack() as stack:
             for handle in (
-                register_module_forward_pre_hook(self._before),
-                register_module_forward_hook(self._after, always_call=True),
+                register_module_forward_pre_hook(self._on_entry),
+                register_module_forward_hook(self._on_exit, always_call=True),
                 register_optimizer_step_pre_hook(self._on_step),
+                register_optimizer_step_post_hook(self._on_stepped),
             ):
                 stack.callback(handle.remove)
             for loss in LOSSES:
@@ -79,6 +84,10 @@ class TrainingWatch:
                 setattr(F, loss, self._watched(plain))
                 stack.callback(setattr, F, loss, plain)
             yield self.seen
+        if not self.seen.steps:
+            # Gradients may be what is sent: of those that were cleared, any may have been copied.
+            groups = [group for group in (*self._dropped, self._pending) if group]
+            self._count(min(groups, key=lambda group: len(_entered(group)), default=[]))
 
     def _watched(self, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @functools.wraps(plain)
@@ -88,57 +97,74 @@ class TrainingWatch:
 
         return loss
 
-    def _before(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+    def _on_entry(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
         self._depth += 1
         if self._paused or not torch.is_grad_enabled():
             return
-        if self._depth > 1 and self._pictured and not (self._keeping and isinstance(module, nn.Linear)):
-            return
         if self._depth == 1:
-            self._pictured, self._outermost = False, module
+            self._pass = None
         first = next((value for value in arguments if isinstance(value, Tensor)), None)
-        if first is None or not first.is_floating_point():
+        if first is None:
             return
-        if not self._pictured and module.training and first.ndim in (2, 4) and not first.requires_grad:
-            self._pictured = True
-            self._on_pictures(first)
-            if self.seen.module is None:  # whose truth may be its length
-                self.seen.module = self._outermost
-        if isinstance(module, nn.Linear) and first.ndim == 2 and len(first) == self._rows:
-            self._last = first.detach()
+        if self._pass is not None:
+            self._pass.enter(module, first)
+        elif is_batch(first):
+            self._pass = Pass(first)
+            self._pass.enter(module, first)
 
-    def _after(self, _module: nn.Module, _arguments: object, _output: object) -> None:
+    def _on_exit(self, module: nn.Module, _arguments: object, output: object) -> None:
         self._depth -= 1
-
-    def _on_pictures(self, images: Tensor) -> None:
-        observed = self.seen
-        self._rows, self._labelled = len(images), False
-        count = sum(map(len, observed.images))
-        if len(observed.digests) < COUNTED:
-            copies = images.detach().cpu().contiguous()
-            for row in copies:
-                observed.digests.add(hashlib.blake2b(row.flatten().view(torch.uint8).numpy(), digest_size=16).digest())
-        self._keeping = self._keeping and count + len(images) <= KEPT
-        if self._keeping:
-            observed.images.append(images.detach().clone())
-        observed.rows += len(images)
+        if self._paused or self._pass is None or not torch.is_grad_enabled():
+            return
+        self._pass.leave(output)
+        if self._depth:
+            return
+        outputs = self._pass.end(module, output, hashing=len(self.seen.digests) < COUNTED)
+        if not outputs:
+            self._pass = None
+            return
+        count = sum(map(len, self.seen.images)) + sum(finished.rows for finished in self._pending)
+        self._keeping = self._keeping and count + self._pass.rows <= KEPT
+        self._pass.keep(self._keeping)
+        hooked: list[Any] = outputs
+        for tensor in hooked:
+            tensor.register_hook(functools.partial(self._on_gradient, self._pass))
 
     def _on_loss(self, *arguments: Any, **named: Any) -> None:
         target = arguments[1] if len(arguments) > 1 else named.get("target")
-        if self._paused or not torch.is_grad_enabled():
+        if self._paused or self._pass is None or not torch.is_grad_enabled():
             return
         if not isinstance(target, Tensor) or target.is_floating_point():
             return
         self.seen.smoothing = float(named.get("label_smoothing", 0.0))
-        if self._labelled or target.shape != (self._rows,):
-            return
-        self._labelled = True
-        self.seen.labels.append(target.detach().clone())
-        if self._keeping and self._last is not None and len(self._last) == self._rows:
-            self.seen.features.append(self._last.clone())
+        if self._pass.labels is None and target.shape == (self._pass.rows,):
+            self._pass.labels = target.detach().clone()
 
-    def _on_step(self, optimiser: torch.optim.Optimizer, _arguments: object, _named: object) -> None:
+    def _on_gradient(self, finished: Pass, gradient: Tensor) -> None:
+        if self._paused:
+            return
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:
+            self._backward = backward
+            self._drop_cleared()
+        if finished not in self._pending:
+            self._pending.append(finished)
+            if not self.seen.steps:
+                finished.mark_weights()
+        finished.add_gradient(gradient)
+
+    def _drop_cleared(self) -> None:
+        """Drop passes whose gradients were cleared, unless the app took a step by itself."""
+        if self._pending and all(finished.is_cleared() for finished in self._pending):
+            if not self.seen.steps and any(finished.has_moved() for finished in self._pending):
+                self._count(self._pending)
+            else:
+                self._dropped.append(self._pending)
+            self._pending = []
+
+    def _on_step(self, optimiser: Optimiser, _arguments: object, _named: object) -> None:
         observed = self.seen
+        self._use(optimiser)
         observed.steps += 1
         observed.optimiser = type(optimiser).__name__
         for group in optimiser.param_groups:
@@ -151,3 +177,39 @@ class TrainingWatch:
                 self._on_first_step(observed)
             finally:
                 self._paused = False
+
+    def _on_stepped(self, optimiser: Optimiser, _arguments: object, _named: object) -> None:
+        self._use(optimiser)  # of gradients that were computed in a closure
+
+    def _use(self, optimiser: Optimiser) -> None:
+        """Count the passes whose gradients a step uses."""
+        groups = [group for group in optimiser.param_groups if group["lr"]]
+        stepped = {id(parameter) for group in groups for parameter in group["params"]}
+        used = [finished for finished in self._pending if finished.parameters() & stepped]
+        self._count(used)
+        self._pending = [finished for finished in self._pending if finished not in used]
+
+    def _count(self, passes: list[Pass]) -> None:
+        observed = self.seen
+        observed.digests |= _entered(passes)
+        largest = max((finished.largest for finished in passes), default=0.0)
+        for finished in passes:
+            rows = finished.rows_above(LEAST * largest)
+            if not bool(rows.any()):
+                continue
+            observed.rows += int(rows.sum())
+            if observed.module is None:  # whose truth may be its length
+                observed.module = finished.module
+            for target, values in (
+                (observed.images, finished.images),
+                (observed.labels, finished.labels),
+                (observed.features, finished.features),
+            ):
+                if values is not None:
+                    target.append(values[rows.to(values.device)])
+
+
+def _entered(passes: list[Pass]) -> set[bytes]:
+    """Collect the digests of rows that take part in the gradient of several passes."""
+    least = LEAST * max((finished.largest for finished in passes), default=0.0)
+    return {digest for finished in passes for digest in finished.digests_above(least)}

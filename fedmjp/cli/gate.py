@@ -38,6 +38,17 @@ def programs(policy: Annotated[Path, typer.Option(help="The site's policy.", met
     typer.echo(write_programs(policy, Policy.read(policy)[1]))
 
 
+@gate.command(epilog=examples("fedmjp gate accept --policy policy.yaml"))
+def accept(policy: Annotated[Path, typer.Option(help="The site's policy.", metavar="FILE")]) -> None:
+    """Put a policy in force that changed since the ledger's last entry; until then no gate starts with it."""
+    from fedmjp.clients.gate.acceptance import accept_policy
+    from fedmjp.clients.gate.ledger import GateLedger
+    from fedmjp.clients.gate.policy import Policy
+
+    digest = accept_policy(policy, GateLedger(Policy.read(policy)[1]))
+    typer.echo(f"Accepted {policy}, SHA-256 {digest}. Nodes read it when they start.")
+
+
 @gate.command(epilog=examples("fedmjp gate show gate.jsonl"))
 def show(
     ledger: Annotated[Path, typer.Argument(help="The file that the policy names.")],
@@ -60,6 +71,7 @@ def _lines(entries: "Sequence[Entry]", delta: float) -> list[str]:
     from fedmjp.clients.gate.ledger import compose_epsilon
 
     beside = [entry for entry in entries if entry.place == "app"]
+    accepted = [entry for entry in entries if entry.policy]
     counts = Counter(str(entry.verdict) for entry in beside)
     lines = [f"{len(beside)} replies: {', '.join(f'{counts[verdict]} {verdict}' for verdict in VERDICTS)}."]
     stopped = [entry for entry in entries if entry.place == "node" and entry.verdict == "refused"]
@@ -71,6 +83,10 @@ def _lines(entries: "Sequence[Entry]", delta: float) -> list[str]:
         lines.append(f"Epsilon of the {len(train) - bare} uploads with noise: {epsilon:.3g} at delta {delta:g}.")
     if bare:
         lines.append(f"{bare} uploads left without noise: no epsilon covers them.")
+    if accepted:
+        lines.append(f"Policy: SHA-256 {accepted[-1].policy}, accepted {accepted[-1].time}.")
+    if bits := sum(entry.bits for entry in beside):
+        lines.append(f"{bits} bits left in clear beside the arrays.")
     lines.append("")
     for entry in entries[-LATEST:]:
         lines += _of_entry(entry)
@@ -78,6 +94,8 @@ def _lines(entries: "Sequence[Entry]", delta: float) -> list[str]:
 
 
 def _of_entry(entry: "Entry") -> list[str]:
+    if entry.policy:
+        return [f"{entry.time}  policy accepted: {entry.policy[:16]}"]
     batches = "" if entry.pictures is None else f", {entry.pictures} pictures in {entry.steps} steps"
     where = " in the SuperNode" if entry.place == "node" else ""
     reasons = f": {'; '.join(entry.reasons)}" if entry.reasons else ""

@@ -87,7 +87,8 @@ def _write_site(folders: list[Path], site: Path, *, pictures: bool, database: st
 def _show(folder: Path, formats: list[str], output: Path | None, *, pictures: bool, database: str) -> None:
     from fedmjp.benchmarks.folder.output import OutputFolder, write_json
     from fedmjp.benchmarks.folder.scores import holds_scores
-    from fedmjp.benchmarks.folder.study import open_results
+    from fedmjp.benchmarks.folder.study import TRIALS, open_results
+    from fedmjp.benchmarks.plan.trial_plan import ABOUT
     from fedmjp.benchmarks.report.publish import FORMATS, publish
     from fedmjp.benchmarks.report.render import board_in, gallery_in
     from fedmjp.benchmarks.report.tables import Report
@@ -103,6 +104,8 @@ def _show(folder: Path, formats: list[str], output: Path | None, *, pictures: bo
     ledger, store = open_results(results, database)
     board = board_in(ledger, store, folder)
     target = output or folder
+    if target.resolve() != folder.resolve() and ((target / TRIALS).exists() or (target / ABOUT).exists()):
+        raise OutputError(f"{target} holds other results than {folder}; name another --output")
     gallery = gallery_in(ledger, store, board, results) if pictures else None
     try:
         target.mkdir(parents=True, exist_ok=True)
