@@ -1,5 +1,6 @@
 """Looks at processes that may end meanwhile."""
 
+import signal
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -46,3 +47,8 @@ def listeners(processes: Iterable[psutil.Process]) -> set[Listener]:
             addresses = (each.laddr for each in connections if each.status == psutil.CONN_LISTEN)
             found |= {Listener(address.ip.removeprefix("::ffff:"), address.port) for address in addresses}
     return found
+
+
+def heed_interrupts() -> None:
+    """A shell's background jobs ignore Ctrl-C, and so would what they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

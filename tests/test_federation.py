@@ -9,14 +9,19 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
 
 from fedmjp.attacks.adversary import Adversary
+from fedmjp.benchmarks.federation.connection import Connection, environment, free_port, program
+from fedmjp.benchmarks.federation.guard import marked
 from fedmjp.benchmarks.federation.simulation import RunFolder
+from fedmjp.benchmarks.federation.superlink import CONNECTION, PrivateSuperLink
 from fedmjp.metrics.scoring import score_pictures
 from fedmjp.models.build import build_vit
 from fedmjp.private import PrivateBatch
@@ -25,7 +30,7 @@ from fedmjp.scenario import Scenario, make_run_config
 from fedmjp.settings import Setting
 from tests.conftest import ROOT
 from tests.experiments import record_directly
-from tests.processes import wait_until
+from tests.processes import heed_interrupts, listeners, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +61,10 @@ WORKER = "PYTEST_XDIST_WORKER"  # tells pytest's processes apart, and whatever t
 
 
 def family(marker: str, since: float) -> list[str]:
+    return [command for _, command in processes(marker, since)]
+
+
+def processes(marker: str, since: float) -> list[tuple[psutil.Process, str]]:
     """Processes of a run: those with the marker in their environment or in a private SuperLink's folder.
 
     Runs that tests start beside it, in pytest's other process, are not of its family.
@@ -69,7 +78,7 @@ def family(marker: str, since: float) -> list[str]:
             marked = environment.get("FEDMJP_TEST") == marker
             inside = process.create_time() >= since and process.cwd().startswith("/tmp/fedmjp-")
             if marked or inside:
-                found.append(" ".join(process.cmdline()))
+                found.append((process, " ".join(process.cmdline())))
         except psutil.Error:
             continue
     return found
@@ -182,11 +191,6 @@ def test_the_run_leaves_no_process_behind_and_says_where_records_are(federated: 
     assert (federated.folder.root / "manifest.json").exists()
 
 
-def _heed_interrupts() -> None:
-    """A shell's background jobs ignore Ctrl-C, and so would what they start."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.mark.parametrize("strike", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill-9"])
 def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, strike: signal.Signals) -> None:
     environment = {**os.environ, "FEDMJP_TEST": str(tmp_path)}
@@ -205,9 +209,12 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, strike: sig
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=_heed_interrupts,
+        preexec_fn=heed_interrupts,
     )
     wait_until(lambda: any("ray::" in command for command in family(str(tmp_path), started)), seconds=120)
+    open_to = listeners(each for each, _ in processes(str(tmp_path), started))
+    assert len(open_to) >= 6, "the SuperLink, GCS, raylet twice, agent, driver"
+    assert {listener.ip for listener in open_to if not ip_address(listener.ip).is_loopback} == set()
     process.send_signal(strike)
     _, printed = process.communicate(timeout=60)
     if strike is signal.SIGINT:
@@ -218,6 +225,31 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, strike: sig
     wait_until(lambda: not family(str(tmp_path), started), seconds=20)
     time.sleep(2)
     assert family(str(tmp_path), started) == [], "nothing started anew"
+
+
+def test_the_private_superlink_obeys_nobody_else_as_flowers_own_does(tmp_path: Path) -> None:
+    def ask(stranger: Path, port: int) -> dict[str, Any]:
+        (stranger / "config.toml").write_text(
+            f'[superlink]\ndefault = "link"\n[superlink.link]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        )
+        return Connection(stranger, "link").ask("ls", "link", "--format", "json")
+
+    with PrivateSuperLink(simulation=False) as superlink:
+        assert superlink.ask("ls", CONNECTION, "--format", "json")["success"]
+        (listener,) = listeners(marked(superlink.home))
+        refused = ask(tmp_path, listener.port)
+        assert not refused["success"]
+        assert "Authentication failed" in refused["error-message"]
+        assert (superlink.home / "credentials.yaml").stat().st_mode & 0o777 == 0o600
+    port = free_port()
+    command = [program("flower-superlink"), "--insecure", "--host", "127.0.0.1", "--port", str(port)]
+    with subprocess.Popen(
+        command, env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as flowers:
+        try:
+            wait_until(lambda: bool(ask(tmp_path, port)["success"]), seconds=60)
+        finally:
+            flowers.terminate()
 
 
 def test_flwr_run_works_in_the_clone_as_flowers_users_expect(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def on_one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("name", STUDY.APPS)
 def test_an_honest_app_passes_round_after_round_and_no_model_of_it_is_suspicious(name: str) -> None:
     rounds = 3 if STUDY.APPS[name].steps < 50 else 2
-    alarming = name == "quickstart CNN, SGD, 125 steps"  # its units grow sparse at this rate of learning
+    alarming = name in ("quickstart CNN, SGD, 125 steps", "3-D CNN")  # units die at these rates of learning
     rows = STUDY.play(name, {} if alarming else {"model_checks": "refuse"}, rounds)
     assert {row["verdict"] for row in rows} == {"passed"}, rows
     assert alarming or {row["checks"] for row in rows} == {""}, rows

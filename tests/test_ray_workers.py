@@ -160,7 +160,7 @@ def test_killed_nodes_and_a_killed_run_lose_and_double_nothing_though_no_folder_
 
     process = PROCESSES.Process(target=run_and_die, args=(plan, disturbed, cluster, data))
     process.start()
-    process.join(60)
+    process.join(120)
     assert process.exitcode == -signal.SIGKILL
     assert data.with_name("hidden").exists(), "workers had no file of the data"
     data.with_name("hidden").rename(data)

@@ -17,7 +17,7 @@ CHUNK = 1024  # rows that are compared at a time
 POWERS = 30  # steps of the power method
 ROWS_LIMIT = 0.05
 RANK_LIMIT, RANK_FIRST = 4.0, 1 / 1.05
-NARROW = 2.0  # stable rank; honest steps of large rates collapse wider ones as fast
+NARROW = 1.2  # stable rank; honest steps of large rates collapse wider ones as fast, to 1.7 in a round
 
 
 def check_structure(incoming: Incoming) -> list[Finding]:
