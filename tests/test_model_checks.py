@@ -156,7 +156,7 @@ NOTICED = {
     "feature_fishing": {"constant lines", "head rows", "head bias", "certain pictures"},
     "suppression": {"constant lines", "head rows", "gradient"},
     "token_imprint": {"constant lines", "parallel rows", "stable rank", "silent layers"},
-    "concentrator": {"constant lines", "head rows", "silent layers"},
+    "concentrator": {"constant lines", "head rows"},
     "concentrator:tells=thumbnail": {"constant lines", "head rows", "silent layers"},
 }
 

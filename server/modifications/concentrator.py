@@ -5,23 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
 
-from fedmjp.attacks.concentrated import (
-    CONSTANT,
-    LOUD,
-    QUADRANTS,
-    SERVER,
-    Content,
-    constant_columns,
-    projection,
-    quadrant_slots,
-    thumbnail_gain,
-    thumbnail_prior,
-)
 from fedmjp.config import Config
 from fedmjp.models import names
 from fedmjp.models.roles import roles_of
@@ -41,13 +29,15 @@ SHARP = 60.0  # by which the logits of a quadrant's tokens exceed all others bef
 STEEP = 1e4  # scale of the last LayerNorm: beside what passes it, the gradient of its bias is next to nothing
 # Pairs of entries, x and -x, so that no token has a mean: what the head reads, the anchor, colours, quadrants' marks.
 READ, ANCHORED, COLOURED, MARKED = 0, 1, 2, 5
-DIMENSIONS = 2 * (MARKED + QUADRANTS)
+DIMENSIONS = 2 * (MARKED + 4)
 
 
 class ConcentratorOptions(Config):
     """What clients are made to say."""
 
-    tells: Content = Field("label", description="what the gradient tells: label or thumbnail (four mean colours)")
+    tells: Literal["label", "thumbnail"] = Field(
+        "label", description="what the gradient tells: label or thumbnail (four mean colours)"
+    )
 
 
 class Concentrator(Modification):
@@ -65,7 +55,7 @@ class Concentrator(Modification):
     In a sum, all clients but the first are sent a last LayerNorm of zeros: their gradient of the head's weight is zero.
     """
 
-    name = SERVER
+    name = "concentrator"
     paper = "Boenisch et al., When the curious abandon honesty, EuroS&P 2023, for one number per entry"
     summary = "weights that spend a client's whole update on its label, or on a thumbnail"
     options_type: ClassVar[type[Config]] = ConcentratorOptions
@@ -86,6 +76,8 @@ class Concentrator(Modification):
         strange = [name for name in tensors if ".ls1." in name or ".ls2." in name]
         if strange or not tensors.issuperset(missing):
             return f"{self.name}: is for the blocks of DeiT and ViT, the model has {' and '.join(strange) or 'others'}"
+        from fedmjp.attacks.concentrated import QUADRANTS
+
         heads = sum(block.attn.num_heads for block in model.backbone.blocks)
         width = min(model.backbone.embed_dim // block.attn.num_heads for block in model.backbone.blocks)
         if heads < QUADRANTS or width < 4 or model.backbone.embed_dim < DIMENSIONS:
@@ -96,6 +88,8 @@ class Concentrator(Modification):
     @override
     def weights(self, model: VitClassifier, threat: ThreatModel, learnt: object) -> Sequence[Mapping[str, Tensor]]:
         import torch
+
+        from fedmjp.attacks.concentrated import LOUD, constant_columns
 
         head = {
             name: torch.zeros_like(model.get_parameter(name).detach())
@@ -137,6 +131,8 @@ class Concentrator(Modification):
 
 def _of_block(block: int) -> tuple[str, ...]:
     """List the weights of a block that are used: qkv, its bias, and the projection."""
+    from fedmjp.attacks.concentrated import projection
+
     return f"backbone.blocks.{block}.attn.qkv.weight", f"backbone.blocks.{block}.attn.qkv.bias", projection(block)
 
 
@@ -148,6 +144,8 @@ def _pair(number: int) -> tuple[int, int]:
 def _thumbnail(model: VitClassifier) -> dict[str, Tensor]:
     """Make a body that gathers mean colours of quadrants, and a head that has the projections' gradients show them."""
     import torch
+
+    from fedmjp.attacks.concentrated import quadrant_slots
 
     changed = {name: torch.zeros_like(value.detach()) for name, value in model.named_parameters()}
     for name, value in changed.items():
@@ -179,6 +177,8 @@ def _thumbnail(model: VitClassifier) -> dict[str, Tensor]:
 
 def _gather(changed: dict[str, Tensor], model: VitClassifier, slot: tuple[int, int], quadrant: int) -> None:
     """Have a head of attention take the mean colours of a quadrant, and, of the first one, a constant."""
+    from fedmjp.attacks.concentrated import CONSTANT, LOUD, thumbnail_gain, thumbnail_prior
+
     block, start = slot
     dim = model.backbone.embed_dim
     qkv, bias, _ = (changed[name] for name in _of_block(block))
