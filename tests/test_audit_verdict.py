@@ -254,7 +254,7 @@ def test_a_failure_of_the_audit_is_one_line_and_never_the_exit_code_of_a_leak(
         raise error
 
     monkeypatch.setattr(auditing, "audit", fail)
-    done = CliRunner().invoke(app, ["audit", str(tmp_path / "app"), "--output", str(tmp_path / "out")])
+    done = CliRunner().invoke(app, ["audit", str(tmp_path / "app"), "--no-sandbox", "--output", str(tmp_path / "out")])
     assert isinstance(done.exception, AppError)
     assert done.exception.exit_code == 2
     assert said in str(done.exception)

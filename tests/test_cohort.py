@@ -121,7 +121,7 @@ def test_values_that_are_read_a_few_at_a_time_give_the_same_bits(
 
 def test_an_update_waits_on_the_disk_until_its_round_is_over(tmp_path: Path) -> None:
     (tmp_path / "shelf").mkdir()
-    (tmp_path / "shelf" / "left by a killed run").touch()
+    (tmp_path / "shelf" / "0.safetensors").touch()  # of a killed run
     shelf = Shelf(tmp_path / "shelf")
     assert not (tmp_path / "shelf").exists()
     update = shelf.keep(reply(HONEST[0], examples=5))

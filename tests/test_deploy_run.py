@@ -133,7 +133,7 @@ def test_a_site_whose_clock_is_wrong_is_told_so(world: World) -> None:
 def test_a_site_whose_disk_is_full_is_told_so(world: World) -> None:
     site = world.folder / "server" / "sites" / "b"
     full = site / "flower"
-    full.mkdir()
+    full.mkdir(exist_ok=True)
     world.run("sh", "-ec", f"mount -t tmpfs -o size=16k none {full}; head -c 100000 /dev/zero > {full}/zeros || true")
     done = world.fedmjp("deploy", "node", str(site), "--data", pictures(), site="b", check=False)
     world.run("umount", str(full))

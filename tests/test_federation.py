@@ -213,7 +213,7 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, strike: sig
     )
     wait_until(lambda: any("ray::" in command for command in family(str(tmp_path), started)), seconds=120)
     open_to = listeners(each for each, _ in processes(str(tmp_path), started))
-    assert len(open_to) >= 6, "the SuperLink, GCS, raylet twice, agent, driver"
+    assert len(open_to) >= 3, "the SuperLink, and processes of Ray"
     assert {listener.ip for listener in open_to if not ip_address(listener.ip).is_loopback} == set()
     process.send_signal(strike)
     _, printed = process.communicate(timeout=60)

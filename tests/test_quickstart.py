@@ -111,6 +111,7 @@ def test_it_writes_what_it_promises(first: Run) -> None:
         "reconstructions.jpg",
         "manifest.json",
         "pictures",
+        "pictures.jsonl",
         ".fedmjp",
     }
     assert names == promised

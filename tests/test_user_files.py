@@ -402,6 +402,8 @@ DELETIONS = {
     "benchmarks/deployment/creating.py": {"own_bundle": TEMPORARY},
     "benchmarks/deployment/dealing.py": {"deal_to_sites": "from its own temporary folder to one that was empty"},
     "benchmarks/deployment/intrusions.py": {"_start_impostor": "the file that it wrote a moment before"},
+    "benchmarks/private_ray.py": {"socket_folder": "an empty folder that it made a moment before"},
+    "benchmarks/running/ray_driver.py": {"ray_team": TEMPORARY},
     "clients/gate/ledger.py": {"_end_of_whole_lines": "half a line of its own file, after a crash"},
 }
 

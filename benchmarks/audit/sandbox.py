@@ -98,12 +98,12 @@ def describe(obstacle: str | None) -> dict[str, Any]:
         obstacle: Why there was no sandbox; None where there was.
     """
     if obstacle is None:
-        said = f"Sandbox: bubblewrap, with {KEPT_AWAY}."
+        sentence = f"Sandbox: bubblewrap, with {KEPT_AWAY}."
         limit = "what the app does where it has a network and a home that it can write to: the sandbox had neither"
     else:
-        said = f"No sandbox ({obstacle}): the app has your rights, your files and your network."
+        sentence = f"No sandbox ({obstacle}): the app has your rights, your files and your network."
         limit = "what the app did on this machine meanwhile: it ran with its user's rights, outside of a sandbox"
-    return {"used": obstacle is None, "said": said, "limit": limit}
+    return {"used": obstacle is None, "said": sentence, "limit": limit}
 
 
 def _ask(

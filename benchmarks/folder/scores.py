@@ -112,15 +112,15 @@ class ScoreTable:
         former = {row[COLUMNS.index("key")] for row in self._former}
         self.trials |= {trial.key: trial for trial in trials}
         rows = [*self._former, *(self._cells_of(trial) for key, trial in self.trials.items() if key not in former)]
-        kept = f"its {len(rows)} rows were written again, without pictures: run the same command again"
+        remark = f"its {len(rows)} rows were written again, without pictures: run the same command again"
         try:
             claim_folder(self._folder)
             write_text(self._path, _text([list(COLUMNS), *rows]))
             write_json(self._manifest, self._about)
         except (OSError, OutputError) as error:
-            kept = f"its rows could not be written again: {error}"
+            remark = f"its rows could not be written again: {error}"
         raise OutputGoneError(
-            f"{self._folder} was removed, moved or replaced while the attack wrote to it; {kept}"
+            f"{self._folder} was removed, moved or replaced while the attack wrote to it; {remark}"
         ) from None
 
     def write_manifest(self, about: Mapping[str, Any], environment: Mapping[str, Any]) -> None:

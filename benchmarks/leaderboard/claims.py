@@ -37,14 +37,14 @@ def missing_plug_ins(content: Any) -> list[MissingPlugIn]:
     missing: dict[MissingPlugIn, None] = {}
     for entry in _entries(content):
         defences, threat = entry.get("defences"), entry.get("threat")
-        named: list[tuple[Registry[Any], Any]] = [
+        names: list[tuple[Registry[Any], Any]] = [
             (DEFENCES, defence) for defence in (defences if isinstance(defences, list) else ())
         ]
         if isinstance(threat, Mapping) and threat.get("server") is not None:
-            named.append((SERVERS, threat["server"]))
+            names.append((SERVERS, threat["server"]))
         if isinstance(entry.get("attack"), str):
-            named.append((ATTACKS, entry["attack"].partition(" ")[0]))
-        for registry, value in named:
+            names.append((ATTACKS, entry["attack"].partition(" ")[0]))
+        for registry, value in names:
             name = value.get("name") if isinstance(value, Mapping) else str(value).partition(":")[0]
             if isinstance(name, str) and name not in set(registry):
                 missing[MissingPlugIn(registry.kind, name)] = None

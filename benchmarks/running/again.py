@@ -25,17 +25,17 @@ def run_again(prepared: Prepared, keys: Collection[str]) -> tuple[pd.DataFrame, 
     Returns:
         Rows and environments, as ``Store.frame`` and ``Store.environments`` give them.
     """
-    chosen = set(keys)
+    sample = set(keys)
     with tempfile.TemporaryDirectory() as scratch:
         folder = OutputFolder(Path(scratch))
         store = folder.store()
         recorder = Recorder(folder, store, RunProgress())
         for part in prepared.plan.parts:
             # As the store gives them.
-            trials = sorted((trial for trial in part.trials if trial.key in chosen), key=lambda trial: trial.key)
+            trials = sorted((trial for trial in part.trials if trial.key in sample), key=lambda trial: trial.key)
             if trials:
                 source = DirectUploads(part.experiment, prepared.selection)
                 run_experiment(Engine(part.experiment, source, shows_pictures=False), trials, recorder)
-        rows, environments = store.frame(sorted(chosen)), store.environments()
+        rows, environments = store.frame(sorted(sample)), store.environments()
         store.close()
     return rows, environments

@@ -199,13 +199,13 @@ def _sample(plan: TrialPlan, cells: Mapping[Cell, BoardEntry], count: int, draw:
     planned["cell"] = planned["cell"].map({index: places.get(cell) for index, cell in enumerate(plan.cells)})
     planned = planned.dropna(subset="cell").astype({"cell": int})
     planned["order"] = [hashlib.sha256(f"{draw} {name}".encode()).hexdigest() for name in planned["picture"]]
-    chosen = []
+    drawn = []
     for _, trials in planned.groupby("cell", sort=False):
         # An upload stands where the first of its pictures does; of several seeds all are run.
         ranked = trials.assign(first=trials.groupby(["seed", "upload"], sort=False)["order"].transform("min"))
         pictures = ranked.groupby("first")["picture"].nunique().sort_index().cumsum()
-        chosen.append(ranked[ranked["first"].isin(pictures.index[: 1 + int((pictures < count).sum())])])
-    return pd.concat(chosen).drop(columns=["upload", "order", "first"]).sort_index().reset_index(drop=True)
+        drawn.append(ranked[ranked["first"].isin(pictures.index[: 1 + int((pictures < count).sum())])])
+    return pd.concat(drawn).drop(columns=["upload", "order", "first"]).sort_index().reset_index(drop=True)
 
 
 def _contradictions(claimed: BoardEntry, recomputed: BoardEntry) -> Iterator[str]:

@@ -174,8 +174,8 @@ def repeat(prepared: Prepared, plan: TrialPlan, store: RecordedTrials, count: in
         for row in finished.iloc[order].to_dict("records")
     }
     keys = [trial.key for trial in prepared.plan.tasks if (trial.cell, trial.picture.name, trial.seed) in stored]
-    again, _ = run_again(prepared, keys)
-    rows = prepared.plan.trials.merge(again[again["status"] == "ok"], on="key", suffixes=("", "_stored"))
+    rerun, _ = run_again(prepared, keys)
+    rows = prepared.plan.trials.merge(rerun[rerun["status"] == "ok"], on="key", suffixes=("", "_stored"))
     repeated = {
         (prepared.plan.cells[row["cell"]], row["picture"], row["seed"]): row["scores"]
         for row in rows.to_dict("records")

@@ -88,9 +88,9 @@ class Pass:
         Args:
             wanted: Whether to keep them.
         """
-        wanted = wanted and self._dimension == 0
-        self.images = self.batch.clone() if wanted else None
-        self.features = self.features.clone() if wanted and self.features is not None else None
+        storable = wanted and self._dimension == 0
+        self.images = self.batch.clone() if storable else None
+        self.features = self.features.clone() if storable and self.features is not None else None
 
     def parameters(self) -> set[int]:
         """Identify what is trained."""

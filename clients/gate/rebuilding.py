@@ -202,9 +202,9 @@ def _pair(record: ArrayRecord, allowed: dict[str, IncomingArray]) -> Iterator[tu
     """
     if not _fits(record, allowed):
         raise RefusedError(Reason.LAYOUT)
-    named = record.keys() <= allowed.keys()
+    by_name = record.keys() <= allowed.keys()
     for place, (name, incoming) in enumerate(allowed.items()):
-        key = name if named else str(place)
+        key = name if by_name else str(place)
         if key in record:
             yield key, record[key], incoming
 
