@@ -127,6 +127,8 @@ class World:
             with suppress(psutil.NoSuchProcess):  # short-lived ones come and go
                 each.send_signal(number)
         started.send_signal(number)
+        if number == signal.SIGTERM:  # nsenter stops with its child, and may have missed that the child goes on
+            started.send_signal(signal.SIGCONT)
 
     def _place(self, site: str | None) -> list[str]:
         return [*self._enter, *([] if site is None else ["ip", "netns", "exec", site])]
