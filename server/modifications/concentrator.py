@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -12,16 +11,13 @@ from typing_extensions import override
 
 from fedmjp.config import Config
 from fedmjp.models import names
-from fedmjp.models.roles import roles_of
-from fedmjp.server.modifications.heads import head_refusal, without_sum
-from fedmjp.threat import Modification, ThreatModel
+from fedmjp.server.modifications.heads import FirstOfSum, head_refusal, without_sum
+from fedmjp.threat import ThreatModel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedmjp.models.classifier import VitClassifier
-    from fedmjp.models.entrance import Entrance
-    from fedmjp.records import Upload
 
 ANCHOR = 300.0  # one positive and one negative entry of every token: they set what LayerNorms divide by
 MARK = 30.0  # of a quadrant, in the position embedding
@@ -40,7 +36,7 @@ class ConcentratorOptions(Config):
     )
 
 
-class Concentrator(Modification):
+class Concentrator(FirstOfSum):
     """Make one gradient all that there is, and a chosen function of the picture all that it holds.
 
     Clipping to a norm keeps a gradient's direction, and noise that hides an update of a million entries has to hide
@@ -106,27 +102,6 @@ class Concentrator(Modification):
     @override
     def view(self, threat: ThreatModel) -> ThreatModel:
         return without_sum(threat)
-
-    @override
-    def isolate(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> Upload:
-        if threat.pipeline.clients == 1:
-            return upload
-        mixed = self.mixed(model)
-        return replace(
-            upload,
-            tensors={name: tensor for name, tensor in upload.tensors.items() if name not in mixed},
-            num_examples=threat.batch_size,
-            labels=None,
-            others=tuple(self.isolate(further, model, threat) for further in upload.others),
-        )
-
-    @override
-    def mixed(self, model: Entrance) -> frozenset[str]:
-        return frozenset({names.HEAD_BIAS}) & roles_of(model)["head"]
-
-    @override
-    def wanted(self, labels: Sequence[int], threat: ThreatModel) -> list[int]:
-        return list(range(len(labels) // threat.pipeline.clients))
 
 
 def _of_block(block: int) -> tuple[str, ...]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from typing_extensions import override
 
 from fedmjp.models import names
 from fedmjp.models.roles import roles_of
-from fedmjp.threat import ThreatModel
+from fedmjp.threat import Modification, ThreatModel
 
 if TYPE_CHECKING:
     from fedmjp.models.classifier import VitClassifier
+    from fedmjp.models.entrance import Entrance
+    from fedmjp.records import Upload
 
 NEEDED = (names.NORM_WEIGHT, names.NORM_BIAS, names.HEAD_WEIGHT, names.HEAD_BIAS)
 
@@ -41,3 +47,28 @@ def without_sum(threat: ThreatModel) -> ThreatModel:
     """
     remaining = threat.pipeline.of_stage("pictures", "model", "examples", "update")
     return threat.model_copy(update={"defences": remaining.configs})
+
+
+class FirstOfSum(Modification):
+    """A server after the first client of a sum: the others get weights whose gradient is of the head's bias alone."""
+
+    @override
+    def isolate(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> Upload:
+        if threat.pipeline.clients == 1:
+            return upload
+        mixed = self.mixed(model)
+        return replace(
+            upload,
+            tensors={name: tensor for name, tensor in upload.tensors.items() if name not in mixed},
+            num_examples=threat.batch_size,
+            labels=None,
+            others=tuple(self.isolate(further, model, threat) for further in upload.others),
+        )
+
+    @override
+    def mixed(self, model: Entrance) -> frozenset[str]:
+        return frozenset({names.HEAD_BIAS}) & roles_of(model)["head"]
+
+    @override
+    def wanted(self, labels: Sequence[int], threat: ThreatModel) -> list[int]:
+        return list(range(len(labels) // threat.pipeline.clients))

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from fedmjp.models import names
-from fedmjp.models.roles import roles_of
-from fedmjp.server.modifications.heads import head_refusal, without_sum
-from fedmjp.threat import Modification, ThreatModel
+from fedmjp.server.modifications.heads import FirstOfSum, head_refusal, without_sum
+from fedmjp.threat import ThreatModel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedmjp.models.classifier import VitClassifier
-    from fedmjp.models.entrance import Entrance
-    from fedmjp.records import Upload
 
 DEAD = (names.NORM_WEIGHT, names.NORM_BIAS, names.HEAD_WEIGHT)
 
 
-class Suppression(Modification):
+class Suppression(FirstOfSum):
     """Silence all clients whose updates are summed, but the first.
 
     The others are sent zeros for the last norm and for the head's weight. No gradient passes such a head, so that
@@ -53,24 +49,3 @@ class Suppression(Modification):
         return without_sum(threat).model_copy(
             update={"labels_known": threat.labels_known and threat.pipeline.clients == 1}
         )
-
-    @override
-    def isolate(self, upload: Upload, model: VitClassifier, threat: ThreatModel) -> Upload:
-        if threat.pipeline.clients == 1:
-            return upload
-        mixed = self.mixed(model)
-        return replace(
-            upload,
-            tensors={name: tensor for name, tensor in upload.tensors.items() if name not in mixed},
-            num_examples=threat.batch_size,
-            labels=None,
-            others=tuple(self.isolate(further, model, threat) for further in upload.others),
-        )
-
-    @override
-    def mixed(self, model: Entrance) -> frozenset[str]:
-        return frozenset({names.HEAD_BIAS}) & roles_of(model)["head"]
-
-    @override
-    def wanted(self, labels: Sequence[int], threat: ThreatModel) -> list[int]:
-        return list(range(len(labels) // threat.pipeline.clients))
