@@ -212,8 +212,8 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, strike: sig
         preexec_fn=heed_interrupts,
     )
     wait_until(lambda: any("ray::" in command for command in family(str(tmp_path), started)), seconds=120)
+    wait_until(lambda: len(listeners(each for each, _ in processes(str(tmp_path), started))) >= 6, seconds=60)
     open_to = listeners(each for each, _ in processes(str(tmp_path), started))
-    assert len(open_to) >= 3, "the SuperLink, and processes of Ray"
     assert {listener.ip for listener in open_to if not ip_address(listener.ip).is_loopback} == set()
     process.send_signal(strike)
     _, printed = process.communicate(timeout=60)
